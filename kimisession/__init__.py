@@ -1,0 +1,3 @@
+"""Ephemeral GPU sessions with trillion-parameter open-weight models."""
+
+__version__ = "0.1.0"
