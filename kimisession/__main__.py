@@ -1,0 +1,5 @@
+"""`python -m kimisession`."""
+
+from kimisession.cli.app import main
+
+main()

@@ -1,0 +1,311 @@
+"""The commands. Each is a paragraph: parse, build, call, render. Heavy imports stay inside the functions.
+
+Exit codes: 0 ok, 1 error, 2 usage, 3 no capacity or quota, 4 budget refused, 5 does not fit, 6 engine failed,
+7 leak suspected (outranks all others), 124 timeout, 130 Ctrl-C. See kimisession/errors.py.
+"""
+
+import os
+import sys
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kimisession import __version__
+from kimisession.cli import show
+from kimisession.core.durations import parse_duration
+from kimisession.errors import KimiError, UsageMistake
+
+app = typer.Typer(
+    name="kimisession",
+    help="Ephemeral GPU sessions with trillion-parameter open-weight models.\n\n"
+    "Start one, work against an OpenAI-compatible endpoint, walk away: it ends by itself, nothing is left running, "
+    "and `kimisession cost` says what it took.",
+    epilog="First time here? `kimisession rehearse` plays a whole session on this machine, without GPU, cloud or bill.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+NameArg = Annotated[str | None, typer.Argument(help="The session; may be left out while there is only one.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON (money as strings, times in UTC).")]
+DryOpt = Annotated[bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")]
+YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Skip the question, never the caps.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        show.out(f"kimisession {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only data and errors.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colour (NO_COLOR works too).")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks instead of one sentence.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+    show.SETTINGS.quiet, show.SETTINGS.colour, show.SETTINGS.debug = quiet, not no_color, debug
+
+
+def _duration(flag: str, text: str | None) -> int | None:
+    """Seconds of a duration option; a mistake names the flag."""
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError as mistake:
+        raise UsageMistake(f"--{flag}: {mistake}", f"for example --{flag} 20m") from None
+
+
+def _dollars(flag: str, text: str | None) -> Decimal | None:
+    """A decimal amount of dollars; a mistake names the flag."""
+    if text is None:
+        return None
+    try:
+        amount = Decimal(text.removeprefix("$"))
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite() or amount < 0:
+        raise UsageMistake(f"--{flag}: {text!r} is not an amount of dollars", f"for example --{flag} 60")
+    return amount
+
+
+@app.command()
+def profiles(
+    name: Annotated[str | None, typer.Argument(help="Show one profile with its sources.")] = None, json: JsonOpt = False
+) -> None:
+    """List profiles: models, hardware, price, and what was ever run.
+
+    Example: kimisession profiles kimi-k2.5-int4
+    """
+    from kimisession.cli.profiles import list_profiles, show_profile
+
+    show_profile(name, json) if name else list_profiles(json)
+
+
+@app.command()
+def seed(
+    profile: Annotated[str, typer.Argument(help="Whose weights.")] = "kimi-k2.5",
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A folder with the weights (safetensors and their index).")
+    ] = None,
+    bucket: Annotated[str | None, typer.Option(help="Where to: file:///folder. Default: one a profile.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Only read everything back and compare.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the seeded weights; asks for the name.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="With --delete: the bucket's name, instead of asking.")
+    ] = None,
+    dry_run: DryOpt = False,
+    json: JsonOpt = False,
+) -> None:
+    """Put weights into a bucket once: checksummed, resumable, sealed last.
+
+    Example: kimisession seed kimi-k2.5 --from /data/Kimi-K2.5
+    """
+    from kimisession.cli.seeding import run_seed
+
+    run_seed(profile, source, bucket, verify, delete, name, dry_run, json)
+
+
+@app.command()
+def start(
+    profile: Annotated[str | None, typer.Argument(help="What to run; default kimi-k2.5.")] = None,
+    int4: Annotated[
+        bool, typer.Option("--int4", help="The kimi-k2.5-int4 profile: 4-bit weights, 32K context.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="The session's name; default: the profile's.")] = None,
+    infra: Annotated[str | None, typer.Option(help="Where: local. Default: what the profile says.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="What it may use there, like H100:8.")] = None,
+    idle: Annotated[str | None, typer.Option(help="End after this long without requests, like 20m.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Hard cap of the whole session, like 2h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Dollar cap: becomes a moment at the agreed price.")] = None,
+    price: Annotated[
+        str | None, typer.Option(help="Dollars per hour, where the profile's figure is not yours.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Force one of the profile's checkpoints.")] = None,
+    bucket: Annotated[str | None, typer.Option(help="Where the seeded weights are.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port on loopback; default: the first free from 8000.")
+    ] = None,
+    engine_python: Annotated[
+        str | None,
+        typer.Option(envvar="KIMISESSION_ENGINE_PYTHON", help="The Python that has the engine; default: this one."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="An engine flag over the profile's, like max-model-len=16384.")
+    ] = None,
+    yes: YesOpt = False,
+    dry_run: DryOpt = False,
+    json: JsonOpt = False,
+) -> None:
+    """Start a session: quote, question, machine, engine, one completion. A live session of that name is resumed.
+
+    Examples:
+
+      kimisession start rehearsal -y
+
+      kimisession start --int4 --infra local --gpus H100:8 --idle 20m --budget 60
+    """
+    from kimisession.cli.starting import StartOptions, run_start
+
+    if int4 and profile not in (None, "kimi-k2.5", "kimi-k2.5-int4"):
+        raise UsageMistake(f"--int4 is a form of kimi-k2.5, not of {profile}", "leave one of the two out")
+    run_start(
+        StartOptions(
+            profile="kimi-k2.5-int4" if int4 else profile or "kimi-k2.5",
+            name=name,
+            infra=infra,
+            gpus=gpus,
+            idle_s=_duration("idle", idle),
+            duration_s=_duration("duration", duration),
+            budget_usd=_dollars("budget", budget),
+            price_usd=_dollars("price", price),
+            checkpoint=checkpoint,
+            bucket=bucket,
+            port=port,
+            engine_python=engine_python or sys.executable,
+            sets=tuple(sets or ()),
+            yes=yes,
+            dry_run=dry_run,
+            json=json,
+        )
+    )
+
+
+@app.command()
+def status(
+    name: NameArg = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until the session is gone.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Those that are gone as well.")] = False,
+    json: JsonOpt = False,
+) -> None:
+    """What runs, what it has cost, what ends it next and when, and which layers are armed.
+
+    Example: kimisession status --watch
+    """
+    from kimisession.cli.looking import run_status
+
+    run_status(name, watch, everything, json)
+
+
+@app.command()
+def connect(
+    name: NameArg = None,
+    export: Annotated[
+        bool, typer.Option("--export", help='Print exports: eval "$(kimisession connect --export)".')
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
+    """How to reach the endpoint: base URL, key, a line for curl and one for the OpenAI SDK."""
+    from kimisession.cli.looking import run_connect
+
+    run_connect(name, export, json)
+
+
+@app.command()
+def logs(
+    name: NameArg = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the session ends.")] = False,
+) -> None:
+    """The engine's log; kept after the end."""
+    from kimisession.cli.looking import run_logs
+
+    run_logs(name, follow)
+
+
+@app.command("test")
+def ask_three(
+    name: NameArg = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Per answer; a reasoning model needs 1024 or more.")] = 1024,
+    json: JsonOpt = False,
+) -> None:
+    """Ask three questions and time the answers."""
+    from kimisession.cli.looking import run_test
+
+    run_test(name, max_tokens, json)
+
+
+@app.command()
+def extend(
+    added: Annotated[str, typer.Argument(help="How much longer, like 30m.")],
+    name: NameArg = None,
+    dry_run: DryOpt = False,
+) -> None:
+    """Move the hard cap of every layer, up to the longest that the profile allows. A budget never moves.
+
+    Example: kimisession extend 30m
+    """
+    from kimisession.cli.ending import run_extend
+
+    run_extend(name, _duration("", added) or 0, dry_run)
+
+
+@app.command()
+def stop(
+    name: NameArg = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every session of this ledger.")] = False,
+    dry_run: DryOpt = False,
+    json: JsonOpt = False,
+) -> None:
+    """End a session and prove that nothing is left; then the receipt. Stopping twice is fine."""
+    from kimisession.cli.ending import run_stop
+
+    run_stop(name, everything, dry_run, json)
+
+
+@app.command()
+def cost(
+    name: NameArg = None,
+    newest: Annotated[int, typer.Option("--last", min=1, help="How many sessions to list.")] = 20,
+    json: JsonOpt = False,
+) -> None:
+    """What sessions took: a list, or the receipt of one."""
+    from kimisession.cli.ending import run_cost
+
+    run_cost(name, newest, json)
+
+
+@app.command()
+def rehearse(
+    engine: Annotated[
+        str, typer.Option(help="standin, or vllm (needs the CPU build: make rehearse ENGINE=vllm).")
+    ] = "standin",
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with ledger, logs and bucket.")] = False,
+) -> None:
+    """Play a whole session on this machine with the real commands: no GPU, no cloud, no bill."""
+    from kimisession.cli.rehearsing import run_rehearse
+
+    run_rehearse(engine, keep)
+
+
+def main() -> None:
+    """The console script: one place where errors become a sentence and an exit code."""
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except KimiError as error:
+        if debug:
+            raise
+        show.error(error.message, error.hint)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if debug:
+            raise
+        show.error(
+            f"{error.filename or 'the system'}: {error.strerror or error}", "free space or mend permissions, try again"
+        )
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

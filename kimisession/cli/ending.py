@@ -1,0 +1,132 @@
+"""`extend`, `stop`, `cost`: moving the end, the end, and what it took."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+from kimisession.cli import show
+from kimisession.cli.looking import raise_if_loud
+from kimisession.cli.opening import open_controller, pick, pick_live
+from kimisession.cli.sessions import REASONS, receipt, utc_now
+from kimisession.core.cost import cents, cost_of
+from kimisession.core.ledger import Session
+from kimisession.errors import LeakSuspected
+from kimisession.node.policy import span
+
+
+def run_extend(name: str | None, added_s: int, dry_run: bool) -> None:
+    """Move the hard cap."""
+    controller = open_controller()
+    session, _ = pick_live(controller, name)
+    if dry_run:
+        moved = session.deadline + timedelta(seconds=added_s) if session.deadline else None
+        show.out(f"would move the hard cap of {session.name} to {show.moment(moved) if moved else 'nowhere'}")
+        return
+    session = controller.extend(session, added_s)
+    if session.deadline:
+        show.out(f"{session.name}: hard cap moved to {show.moment(session.deadline)}")
+
+
+def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> None:
+    """Tear down, prove it, print the receipt."""
+    controller = open_controller()
+    if everything:
+        sessions = [controller.store.session(row.session) for row in controller.store.rows(live_only=True)]
+    else:
+        sessions = [pick(controller, name, gone_too=name is not None)]
+    if not sessions:
+        show.out("no session is running")
+    failed: LeakSuspected | None = None
+    for session in sessions:
+        if dry_run:
+            show.out(f"would stop {session.name}: {', '.join(r.id for r in session.resources) or 'nothing exists yet'}")
+            continue
+        if not session.live:
+            show.say(f"{session.name} is gone already")
+        else:
+            show.say(f"stopping {session.name}")
+            try:
+                session = controller.stop(session, "kimisession stop", "user")  # noqa: PLW2901
+            except LeakSuspected as error:  # the others must be stopped all the same
+                failed = error
+                continue
+        _print(session, json)
+    if failed:
+        raise failed
+
+
+def _print(session: Session, json: bool) -> None:
+    now = utc_now()
+    if json:
+        show.as_json("receipt", receipt_data(session))
+    else:
+        receipt(session, now)
+
+
+def receipt_data(session: Session) -> dict[str, object]:
+    """A receipt for --json."""
+    now = utc_now()
+    cost = cost_of(session, now)
+    return {
+        "session": session.id,
+        "name": session.name,
+        "state": session.state.value,
+        "reason": session.reason or None,
+        "stand_in": bool(session.request and session.request.stand_in),
+        "usd": cost.usd,
+        "final": cost.final,
+        "unpriced": list(cost.unpriced),
+        "lines": [
+            {
+                "resource": line.resource.id,
+                "kind": line.resource.kind,
+                "began": line.resource.began,
+                "ended": line.resource.ended,
+                "seconds": line.seconds,
+                "usd_per_hour": line.resource.usd_per_hour,
+                "usd": line.usd,
+                "price_ground": line.resource.price_ground,
+            }
+            for line in cost.lines
+        ],
+    }
+
+
+def run_cost(name: str | None, newest: int, json: bool) -> None:
+    """A list, or the receipt of one session."""
+    controller = open_controller()
+    if name is not None:
+        session = pick(controller, name)
+        if session.live:
+            session, _ = controller.refresh(session)
+        _print(session, json)
+        raise_if_loud([session])
+        return
+    live = {session.id: session for session, _ in controller.live()}
+    rows, now = controller.store.rows(newest=newest), utc_now()
+    count, total = controller.store.totals()
+    if json:
+        sessions = [controller.store.session(row.session) for row in rows]
+        show.as_json("costs", {"sessions": [receipt_data(s) for s in sessions], "usd": total, "count": count})
+        return
+    if not rows:
+        show.out("no session yet")
+        show.next_step("kimisession start")
+        return
+    lines = []
+    for row in rows:
+        session_now = live.get(row.session)
+        cost = cost_of(session_now, now) if session_now else None
+        usd = cost.usd if cost else row.usd
+        seconds = max((line.seconds for line in cost.lines), default=Decimal(0)) if cost else Decimal(row.seconds)
+        mark = "pretended" if row.stand_in else ("so far" if row.live else "")
+        ended = REASONS.get(row.reason, row.reason) if not row.live else row.state
+        lines.append(
+            (row.name, f"{row.requested_at:%Y-%m-%d %H:%M}", span(float(seconds)), cents(usd), mark, row.profile, ended)
+        )
+    show.table(("NAME", "BEGAN (UTC)", "UP", "COST", "", "PROFILE", "END"), lines, frozenset({2, 3}))
+    if count:
+        show.out(f"{count} sessions of real engines took {cents(total)} in all")
+    else:
+        show.out("nothing was billed: every session here was a stand-in, or none has begun")
+    show.next_step("kimisession cost NAME shows a receipt")
+    raise_if_loud(list(live.values()))

@@ -1,0 +1,205 @@
+"""`status`, `connect`, `logs`, `test`: looking at sessions and talking to them."""
+
+import shlex
+import sys
+
+from kimisession.cli import show
+from kimisession.cli.opening import open_controller, pick, pick_live
+from kimisession.cli.sessions import (
+    Progress,
+    began_at,
+    ended_at,
+    ends_text,
+    page,
+    pretended,
+    receipt,
+    seconds_since,
+    spent,
+    state_text,
+    summary,
+    utc_now,
+)
+from kimisession.controller import Controller
+from kimisession.core.cost import cents
+from kimisession.core.ledger import Session, State
+from kimisession.core.lifecycle import Observation
+from kimisession.errors import KimiError, LeakSuspected
+from kimisession.node.policy import span
+
+
+def run_status(name: str | None, watch: bool, everything: bool, json: bool) -> None:
+    """One row a session, or the page of one."""
+    controller = open_controller()
+    if watch:
+        _watch(controller, pick(controller, name), json)
+        return
+    if name is not None:
+        found = [pick_live(controller, name)]
+    else:
+        found = controller.live()
+        if everything:
+            live = {session.id for session, _ in found}
+            rest = [controller.store.session(row.session) for row in controller.store.rows() if row.session not in live]
+            found += [(session, Observation(utc_now(), None)) for session in rest]
+    now = utc_now()
+    if json:
+        show.as_json("sessions", [summary(session, seen, now) for session, seen in found])
+    elif name is not None:
+        show.out(show.paint(found[0][0].name, "bold", sys.stdout))
+        show.pairs(page(*found[0], now))
+    elif not found:
+        show.out("no session is running")
+        show.next_step("kimisession start")
+    else:
+        show.table(
+            ("NAME", "STATE", "UP", "SPENT", "$/H", "NEXT END"),
+            [_row(*pair, now) for pair in found],
+            frozenset({2, 3, 4}),
+        )
+        show.next_step("kimisession status NAME, kimisession connect NAME, kimisession stop NAME")
+    for text in controller.store.damaged():
+        show.say(f"{show.paint('damaged', 'yellow', sys.stderr)} {text}")
+    raise_if_loud([session for session, _ in found])
+
+
+def raise_if_loud(sessions: list[Session]) -> None:
+    """What cannot be confirmed stays loud in every command."""
+    loud = [s for s in sessions if s.state is State.UNCONFIRMED]
+    if loud:
+        names = ", ".join(s.name for s in loud)
+        raise LeakSuspected(
+            f"not proven gone: {names}: {loud[0].unconfirmed}", f"kimisession stop {loud[0].name} tries again"
+        )
+
+
+def _row(session: Session, seen: Observation, now: object) -> tuple[str, ...]:
+    at, began = utc_now(), began_at(session)
+    up = span(seconds_since(began, ended_at(session) or at)) if began else "-"
+    price = cents(session.request.usd_per_hour) if session.request else "?"
+    next_end = ends_text(session, seen, at) if session.live else session.reason
+    state = state_text(session, seen) if session.live else session.state.value
+    return session.name, state, up, cents(spent(session, at)), price, next_end
+
+
+def _watch(controller: Controller, session: Session, json: bool) -> None:
+    progress = Progress(countdown=True)
+    try:
+        for current, seen in controller.follow(session):
+            now = utc_now()
+            if json:
+                show.as_json("session", summary(current, seen, now))
+                continue
+            for line in progress.lines(current, seen, now):
+                show.say(line)
+            if not current.live:
+                show.clear()
+                receipt(current, now)
+                show.next_step("kimisession cost, kimisession start")
+                return
+            show.flash(progress.flash(current, seen, now))
+            raise_if_loud([current])
+    except KeyboardInterrupt:
+        show.clear()
+        show.say(f"no longer watching; {session.name} runs on and ends by itself (kimisession stop {session.name})")
+        sys.exit(130)
+
+
+def _ready_session(controller: Controller, name: str | None) -> Session:
+    session, _ = pick_live(controller, name)
+    if session.state is not State.READY:
+        raise KimiError(
+            f"session {session.name} is {session.state.value}, not ready", f"kimisession status {session.name} --watch"
+        )
+    return session
+
+
+def run_connect(name: str | None, export: bool, json: bool) -> None:
+    """Base URL, key and lines to copy. The key is printed because it was asked for; it is in no log."""
+    controller = open_controller()
+    session = _ready_session(controller, name)
+    if session.request is None:
+        raise KimiError(f"the ledger has lost what session {session.id} was")
+    base = controller.engines(session.request.infra).base_url(session.id, session.request.port) + "/v1"
+    key, model = controller.key_of(session), session.request.served_name
+    if json:
+        show.as_json("endpoint", {"base_url": base, "api_key": key, "model": model})
+    elif export:
+        for variable, value in (("OPENAI_BASE_URL", base), ("OPENAI_API_KEY", key), ("OPENAI_MODEL", model)):
+            show.out(f"export {variable}={shlex.quote(value)}")
+    else:
+        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 1024}}'
+        show.pairs(
+            [
+                ("base URL", base),
+                ("API key", key),
+                ("model", model),
+                ("shell", f'eval "$(kimisession connect {session.name} --export)"'),
+                (
+                    "curl",
+                    f"curl {base}/chat/completions -H 'Content-Type: application/json' \\\n"
+                    f"  -H \"Authorization: Bearer $OPENAI_API_KEY\" -d '{body}'",
+                ),
+                ("Python", "import openai; client = openai.OpenAI()  # reads the exports above"),
+            ]
+        )
+        show.next_step(f"kimisession test {session.name}")
+
+
+def run_logs(name: str | None, follow: bool) -> None:
+    """The engine's log."""
+    controller = open_controller()
+    session = pick(controller, name, gone_too=True)
+    if session.request is None:
+        raise KimiError(f"the ledger has lost what session {session.id} was")
+    try:
+        for line in controller.engines(session.request.infra).logs(session.id, follow):
+            show.out(line)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run_test(name: str | None, max_tokens: int, json: bool) -> None:
+    """Three questions; null content is "still thinking"."""
+    from kimisession.endpoint.check import run_checks
+    from kimisession.endpoint.client import client
+
+    controller = open_controller()
+    session = _ready_session(controller, name)
+    if session.request is None:
+        raise KimiError(f"the ledger has lost what session {session.id} was")
+    base = controller.engines(session.request.infra).base_url(session.id, session.request.port)
+    rows, data = [], []
+    with client(base, controller.key_of(session)) as http:
+        for check in run_checks(http, session.request.served_name, max_tokens):
+            answer = check.answer
+            text = "still thinking when its tokens ran out" if answer.content is None else answer.content
+            rows.append(
+                (
+                    check.name,
+                    f"{check.seconds:.2f}",
+                    str(answer.completion_tokens),
+                    f"{check.tokens_per_second:.0f}",
+                    " ".join(text.split()),
+                )
+            )
+            data.append(
+                {
+                    "name": check.name,
+                    "seconds": round(check.seconds, 3),
+                    "completion_tokens": answer.completion_tokens,
+                    "still_thinking": answer.still_thinking,
+                    "content": answer.content,
+                    "model": answer.model,
+                }
+            )
+    if json:
+        show.as_json("test", data)
+        return
+    show.out(f"{show.paint(session.request.served_name, 'bold', sys.stdout)}{pretended_model(session)}")
+    show.table(("QUESTION", "SECONDS", "TOKENS", "TOK/S", "ANSWER"), rows, frozenset({1, 2, 3}))
+    show.next_step(f"kimisession connect {session.name}, kimisession status {session.name} --watch")
+
+
+def pretended_model(session: Session) -> str:
+    """Says that no model was run, where none was."""
+    return "  stand-in engine: no model was run" if pretended(session) else ""

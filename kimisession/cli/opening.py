@@ -1,0 +1,38 @@
+"""Open the ledger and find the session that a command means."""
+
+from kimisession.controller import Controller
+from kimisession.core.ledger import Session
+from kimisession.core.lifecycle import Observation
+from kimisession.errors import UsageMistake
+from kimisession.paths import state_home
+from kimisession.store import open_store
+
+
+def open_controller() -> Controller:
+    """The controller over this user's ledger."""
+    home = state_home()
+    return Controller(open_store(home), home / "keys")
+
+
+def pick(controller: Controller, name: str | None, *, gone_too: bool = False) -> Session:
+    """The session that is meant: by name or id, or the only live one; with `gone_too` else the newest of all. Raises
+    UsageMistake that lists what there is."""
+    if name is not None:
+        session = controller.store.by_name(name)
+        if session is None:
+            raise UsageMistake(f"there is no session {name!r}", "`kimisession status --all` lists them")
+        return session
+    rows = controller.store.rows(live_only=True)
+    if not rows and gone_too:
+        rows = controller.store.rows(newest=1)
+    if not rows:
+        raise UsageMistake("there is no session", "start one with `kimisession start`")
+    if len(rows) > 1:
+        names = ", ".join(sorted(row.name for row in rows))
+        raise UsageMistake(f"there are {len(rows)} live sessions: {names}", "name the one that you mean")
+    return controller.store.session(rows[0].session)
+
+
+def pick_live(controller: Controller, name: str | None) -> tuple[Session, Observation]:
+    """`pick`, freshly observed."""
+    return controller.refresh(pick(controller, name))

@@ -1,0 +1,94 @@
+"""`kimisession rehearse`: a whole session on this machine, played with the real commands in a ledger of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kimisession.cli import show
+from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, LeakSuspected, UsageMistake
+from kimisession.node.policy import span
+from kimisession.rehearsal.mini_kimi import make_mini_kimi
+from kimisession.rehearsal.standin_model import make_standin_model
+
+#: Where `make rehearse ENGINE=vllm` puts the engine's environment.
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+
+
+def run_rehearse(engine: str, keep: bool) -> None:
+    """Play it, and leave nothing behind."""
+    if engine not in ("standin", "vllm"):
+        raise UsageMistake(f"--engine: {engine!r} is neither standin nor vllm", "kimisession rehearse --engine standin")
+    python = os.environ.get("KIMISESSION_ENGINE_PYTHON") or str(VLLM_PYTHON.absolute())
+    if engine == "vllm" and not Path(python).exists():
+        raise DoesNotFit(
+            "real vLLM is not installed beside kimisession", "run `make rehearse ENGINE=vllm` in a checkout"
+        )
+    home = Path(tempfile.mkdtemp(prefix="kimisession-rehearsal-"))
+    play = _Play(home, python)
+    began = time.monotonic()
+    try:
+        show.say(show.paint("A whole session on this machine", "bold", sys.stderr))
+        show.say(
+            "The engine is a stand-in: no model is run."
+            if engine == "standin"
+            else "The engine is real vLLM on the CPU."
+        )
+        show.say("Dollars are pretended: nothing is billed.\n")
+        profile = "rehearsal" if engine == "standin" else "rehearsal-vllm"
+        (make_standin_model if engine == "standin" else make_mini_kimi)(home / "model")
+        play.command("seed", profile, "--from", str(home / "model"))
+        play.command("start", profile, "--name", "demo", "--budget", "10", "-y")
+        play.command("test", "demo")
+        play.command("status", "demo")
+        show.say("\nNow nobody asks anything: the session ends by itself.")
+        play.command("status", "demo", "--watch")
+        play.command("cost")
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; what the rehearsal started is being stopped") from None
+    finally:
+        play.clean(keep)
+    show.say(
+        f"\n{show.paint('Rehearsed', 'green', sys.stderr)} in {span(time.monotonic() - began)}; nothing is left running."
+    )
+    show.next_step("kimisession profiles; with GPUs in this machine: kimisession start PROFILE --infra local")
+
+
+class _Play:
+    """Runs kimisession's own commands, as a person would type them, on a ledger under `home`."""
+
+    def __init__(self, home: Path, engine_python: str) -> None:
+        self.home = home
+        self.env = {
+            **os.environ,
+            "KIMISESSION_STATE_HOME": str(home / "state"),
+            "KIMISESSION_DATA_HOME": str(home / "data"),
+            "KIMISESSION_CONFIG_HOME": str(home / "config"),
+            "KIMISESSION_ENGINE_PYTHON": engine_python,
+        }
+
+    def command(self, *words: str, must_work: bool = True) -> None:
+        """Show the command line, run it, and stop at the first that fails."""
+        show.say(show.paint(f"\n$ kimisession {' '.join(words)}", "cyan", sys.stderr))
+        code = subprocess.run([sys.executable, "-m", "kimisession", *words], env=self.env, check=False).returncode
+        if code and must_work:
+            raise EngineFailed(f"`kimisession {words[0]}` ended with code {code}", "add --keep to look at its logs")
+
+    def clean(self, keep: bool) -> None:
+        """Stop what may still run, look for it, and remove the folder."""
+        argv = [sys.executable, "-m", "kimisession", "-q", "stop", "--all"]
+        subprocess.run(argv, env=self.env, stdout=subprocess.DEVNULL, check=False)
+        left = [
+            m.parent.name
+            for m in self.home.glob("state/machines/*/machine.json")
+            if not (m.parent / "gone.json").exists()
+        ]
+        if left:
+            raise LeakSuspected(f"machine {left[0]} of the rehearsal is not gone", f"look into {self.home}")
+        if keep:
+            show.say(f"kept: {self.home}")
+        else:
+            shutil.rmtree(self.home, ignore_errors=True)

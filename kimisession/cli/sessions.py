@@ -1,0 +1,255 @@
+"""How a session looks: as a row, as a page, as a receipt, while it starts, while it waits for its end."""
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from kimisession.cli import show
+from kimisession.core.cost import cents, cost_of, price_of
+from kimisession.core.ledger import Session, State
+from kimisession.core.lifecycle import Observation
+from kimisession.node.policy import span
+
+#: Reasons as people say them.
+REASONS = {
+    "idle": "idle",
+    "never-used": "never used",
+    "hard-cap": "hard cap",
+    "budget": "budget spent",
+    "user": "stopped by you",
+    "setup-failed": "setup failed",
+    "engine-dead": "the engine died",
+    "never-ready": "never got ready",
+    "stalled": "stalled: requests without tokens",
+    "unknown-too-long": "traffic could not be read",
+    "keeper-died": "the keeper died",
+    "keeper-hung": "the keeper hung",
+    "supervisor-died": "the supervisor died",
+    "wrapper-died": "the wrapper died",
+    "past-deadline": "past its deadline",
+    "launch-failed": "the launch failed",
+    "unguarded": "nothing was guarding it",
+    "vanished": "the machine vanished",
+}
+EXPECTED = frozenset({"idle", "never-used", "hard-cap", "budget", "user"})
+
+
+def seconds_since(at: datetime, now: datetime) -> float:
+    """Seconds from `at` to `now`."""
+    return (now - at).total_seconds()
+
+
+def began_at(session: Session) -> datetime | None:
+    """When its first machine began to exist."""
+    return min((r.began for r in session.resources), default=None)
+
+
+def ended_at(session: Session) -> datetime | None:
+    """When its last resource was gone; None while one is there."""
+    ends = [r.ended for r in session.resources]
+    return max((e for e in ends if e), default=None) if ends and all(ends) else None
+
+
+def phase_now(session: Session, seen: Observation) -> str:
+    """The phase of the cold start with its progress, or the state."""
+    if session.state is not State.STARTING:
+        return session.state.value
+    phase = seen.beat.get("phase", "setup")
+    progress = next(
+        (line for line in reversed(seen.journal) if line.get("kind") == "progress" and line.get("phase") == phase), None
+    )
+    return f"{phase}{progress_text(progress)}"
+
+
+def progress_text(progress: Any) -> str:
+    """` 45% (29/64 shards)` for a progress line; empty without one."""
+    if not progress or not progress.get("total"):
+        return ""
+    done, total, unit = float(progress.get("done") or 0), float(progress["total"]), str(progress.get("unit", ""))
+    amount = f"{show.size(done)} of {show.size(total)}" if unit == "bytes" else f"{done:g}/{total:g} {unit}".rstrip()
+    return f" {done / total:.0%} ({amount})"
+
+
+def spent(session: Session, now: datetime) -> Decimal:
+    """Exact dollars so far."""
+    return cost_of(session, now).usd
+
+
+def ends_text(session: Session, seen: Observation, now: datetime) -> str:
+    """What ends it next, and when, out of the keeper's own last heartbeat."""
+    beat = seen.beat
+    if session.state not in (State.STARTING, State.READY) or "ends_utc" not in beat:
+        return session.state.value
+    left = max(0.0, float(beat["ends_utc"]) - now.timestamp())
+    return f"in {span(left)}: {beat.get('evidence', '')}"
+
+
+def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, str]]:
+    """Everything that a person wants to know of one session."""
+    request = session.request
+    rows = [("state", state_text(session, seen))]
+    if request:
+        rows.append(
+            (
+                "profile",
+                f"{request.profile}, checkpoint {request.checkpoint}, {request.accelerators} on {request.infra}",
+            )
+        )
+        if request.stand_in:
+            rows.append(("note", "stand-in engine: no model is run"))
+        if session.state is State.READY:
+            rows.append(("endpoint", f"http://127.0.0.1:{request.port}/v1  model {request.served_name}"))
+    rows.extend(("kv cache", f"{int(value):,} tokens") for name, value in session.facts if name == "kv_tokens")
+    began = began_at(session)
+    if began and request:
+        up = seconds_since(began, ended_at(session) or now)
+        rows.append(
+            (
+                "spent",
+                f"{cents(spent(session, now))} in {span(up)} at {cents(request.usd_per_hour)}/h{pretended(session)}",
+            )
+        )
+    if session.live and session.state in (State.STARTING, State.READY) and session.deadline and request:
+        rows.append(("next end", ends_text(session, seen, now)))
+        rows.append(("hard cap", show.moment(session.deadline)))
+        if request.budget_at and request.budget_usd is not None:
+            rows.append(("budget", f"{cents(request.budget_usd)}, spent at {show.moment(request.budget_at)}"))
+    if seen.layers and session.live:
+        layers = "\n".join(f"{'armed   ' if x.armed else 'NOT ARMED'} {x.name}: {x.evidence}" for x in seen.layers)
+        rows.append(("layers", layers))
+    if session.reason:
+        rows.append(("ended by", why_text(session)))
+    if session.unconfirmed:
+        rows.append(("UNCONFIRMED", session.unconfirmed))
+    rows.extend(("damaged", text) for text in session.damage)
+    return rows
+
+
+def pretended(session: Session) -> str:
+    """A mark on every dollar of a session whose price is pretended."""
+    return " (pretended)" if session.request and session.request.stand_in else ""
+
+
+def state_text(session: Session, seen: Observation) -> str:
+    """The state, with phase and progress while it starts, and why it could not be seen."""
+    if seen.present is None:
+        return f"{session.state.value}, but it cannot be seen now: {seen.why}"
+    return phase_now(session, seen) if session.state is State.STARTING else session.state.value
+
+
+def why_text(session: Session) -> str:
+    """The reason of the end, with the evidence."""
+    text = REASONS.get(session.reason, session.reason)
+    return f"{text}: {session.ended.evidence}" if session.ended else text
+
+
+def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any]:
+    """A session for --json."""
+    request, began = session.request, began_at(session)
+    return {
+        "session": session.id,
+        "name": session.name,
+        "state": session.state.value,
+        "phase": seen.beat.get("phase"),
+        "profile": request.profile if request else None,
+        "infra": request.infra if request else None,
+        "stand_in": bool(request and request.stand_in),
+        "endpoint": f"http://127.0.0.1:{request.port}/v1" if request and session.state is State.READY else None,
+        "model": request.served_name if request else None,
+        "began_at": began,
+        "ready_at": session.ready_at,
+        "deadline": session.deadline,
+        "budget_at": request.budget_at if request else None,
+        "usd_per_hour": request.usd_per_hour if request else None,
+        "usd": spent(session, now),
+        "seen": seen.present,
+        "activity": seen.beat.get("activity"),
+        "next_end": seen.beat.get("next"),
+        "evidence": seen.beat.get("evidence"),
+        "layers": [{"name": x.name, "armed": x.armed, "evidence": x.evidence} for x in seen.layers],
+        "reason": session.reason or None,
+        "unconfirmed": session.unconfirmed or None,
+        "damage": list(session.damage),
+    }
+
+
+def receipt(session: Session, now: datetime) -> None:
+    """What it took, resource by resource."""
+    cost, request, began, ended = cost_of(session, now), session.request, began_at(session), ended_at(session)
+    heading = f"Receipt  {session.id}"
+    show.out(
+        show.paint(heading, "bold", sys.stdout)
+        + ("  stand-in engine: no model was run" if request and request.stand_in else "")
+    )
+    rows = []
+    if began:
+        rows.append(("began", show.moment(began)))
+    if session.ready_at and began:
+        rows.append(("ready", f"{show.moment(session.ready_at)}, after {span(seconds_since(began, session.ready_at))}"))
+    if ended:
+        rows.append(("ended", f"{show.moment(ended)}  {why_text(session)}"))
+    else:
+        rows.append(("state", f"{session.state.value}: everything not known to have ended is counted until now"))
+    if session.unconfirmed:
+        rows.append(("UNCONFIRMED", session.unconfirmed))
+    for line in cost.lines:
+        usd = "no price known" if line.usd is None else cents(line.usd)
+        price = "" if line.resource.usd_per_hour is None else f" x {cents(line.resource.usd_per_hour)}/h"
+        rows.append((line.resource.kind, f"{line.seconds:.1f} s{price} = {usd}"))
+    rows.append(("total", f"{cents(cost.usd)}{pretended(session)}"))
+    if request:
+        rows.append(("price", request.price_ground))
+    if cost.unpriced:
+        rows.append(("not priced", ", ".join(cost.unpriced)))
+    show.pairs(rows)
+
+
+def phase_rows(session: Session) -> list[tuple[str, str, str]]:
+    """(phase, seconds, dollars) of the cold start, as far as it went."""
+    rate = session.request.usd_per_hour if session.request else Decimal(0)
+    rows = []
+    for phase in session.phases:
+        if phase.ended:
+            took = seconds_since(phase.began, phase.ended)
+            usd = cents(price_of(rate, phase.began, phase.ended))
+            rows.append((phase.name, f"{took:.1f} s" + (" FAILED" if phase.failed else ""), usd))
+    return rows
+
+
+class Progress:
+    """Turns one observation after another into lines: a line for each phase that ended, a warning, a countdown."""
+
+    def __init__(self, countdown: bool) -> None:
+        self.countdown = countdown
+        self.told = 0
+        self.warned = 0
+        self.last_evidence = ""
+
+    def lines(self, session: Session, seen: Observation, now: datetime) -> Iterator[str]:
+        """What is new."""
+        rows = phase_rows(session)
+        for name, took, usd in rows[self.told :]:
+            yield f"  {name:<10}{took:>9}  {usd:>7}"
+        self.told = len(rows)
+        warnings = [str(line.get("text", "")) for line in seen.journal if line.get("kind") == "warn"]
+        for text in warnings[self.warned :]:
+            yield f"  {show.paint('warning', 'yellow', sys.stderr)}   {text}"
+        self.warned = len(warnings)
+        evidence = str(seen.beat.get("evidence", ""))
+        if self.countdown and session.state is State.READY and evidence and evidence != self.last_evidence:
+            self.last_evidence = evidence
+            left = max(0.0, float(seen.beat.get("ends_utc", 0)) - now.timestamp())
+            yield f"  {seen.beat.get('activity', '')!s:<10}{evidence}, ends in {span(left)}"
+
+    def flash(self, session: Session, seen: Observation, now: datetime) -> str:
+        """The line that stays while nothing is new."""
+        began = began_at(session)
+        up = span(seconds_since(began, now)) if began else "0s"
+        return f"  {phase_now(session, seen)}  {up}  {cents(spent(session, now))}{pretended(session)}"
+
+
+def utc_now() -> datetime:
+    """Now, aware."""
+    return datetime.now(UTC)

@@ -1,0 +1,262 @@
+"""`kimisession start`: quote, question, launch, cold start, ready."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
+
+from kimisession.cli import show
+from kimisession.cli.opening import open_controller
+from kimisession.cli.seeding import bucket_url
+from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
+from kimisession.controller import Controller
+from kimisession.core.catalog import parse_accelerators
+from kimisession.core.cost import cents
+from kimisession.core.diagnose import diagnose
+from kimisession.core.launch import check_name
+from kimisession.core.ledger import Session, State
+from kimisession.core.lifecycle import Observation
+from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
+from kimisession.core.quote import Choices, Quote, make_quote
+from kimisession.engines.base import open_engine
+from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, KimiError, UsageMistake
+from kimisession.node.policy import span
+from kimisession.profile_file import load_profile
+from kimisession.store import NameTaken
+from kimisession.weights.bucket import open_bucket
+from kimisession.weights.seal import read_seal, verify
+
+T = TypeVar("T")
+
+#: Up to this much is read back and compared before a start; larger weights are checked while they are pulled.
+READ_BACK_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """The command's options, parsed."""
+
+    profile: str
+    name: str | None
+    infra: str | None
+    gpus: str | None
+    idle_s: int | None
+    duration_s: int | None
+    budget_usd: Decimal | None
+    price_usd: Decimal | None
+    checkpoint: str | None
+    bucket: str | None
+    port: int | None
+    engine_python: str
+    sets: tuple[str, ...]
+    yes: bool
+    dry_run: bool
+    json: bool
+
+
+def run_start(options: StartOptions) -> None:
+    """From options to a ready session, or to one sentence."""
+    profile = load_profile(options.profile)
+    name = _checked(lambda: check_name(options.name or profile.name.replace(".", "-")), "--name")
+    infra = options.infra or profile.hardware.infra
+    open_engine(infra)  # refuse a place that does not exist before anything else is looked at
+    controller = open_controller()
+    try:
+        resumed = controller.resume(name)
+        if resumed is not None:
+            _resume(controller, resumed, profile.name, options.json)
+            return
+        quote = _quote(profile, options, name, infra)
+        spec = controller.check(quote)
+        _check_weights(quote)
+        _print_quote(quote)
+        if options.dry_run:
+            show.say("dry run: nothing was created")
+            return
+        _agree(options.yes)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before anything was created: nothing is billed") from None
+    try:
+        session = controller.request(quote, spec)
+    except NameTaken:  # another command was quicker by a moment
+        other = controller.resume(name)
+        if other is None:
+            raise
+        _resume(controller, other, profile.name, options.json)
+        return
+    _attended(controller, session, lambda: controller.launch(session, spec), options.json)
+
+
+def _checked(make: Callable[[], T], flag: str) -> T:
+    try:
+        return make()
+    except ValueError as mistake:
+        raise UsageMistake(f"{flag}: {mistake}", "kimisession start --help") from None
+
+
+def _quote(profile: Profile, options: StartOptions, name: str, infra: str) -> Quote:
+    accelerator, count = _checked(
+        lambda: parse_accelerators(options.gpus or profile.hardware.accelerators[0]), "--gpus"
+    )
+    checkpoint = _checked(
+        lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), "--checkpoint"
+    )
+    choices = Choices(
+        name=name,
+        infra=infra,
+        accelerator=accelerator,
+        count=count,
+        bucket_url=bucket_url(profile.name, options.bucket),
+        port=options.port or _free_port(),
+        checkpoint=checkpoint,
+        engine_python=options.engine_python,
+        usd_per_hour=options.price_usd,
+        idle_s=options.idle_s,
+        duration_s=options.duration_s,
+        budget_usd=options.budget_usd,
+        sets=dict(_parse_set(text) for text in options.sets),
+    )
+    return _checked(lambda: make_quote(profile, choices, utc_now()), "--duration")
+
+
+def _parse_set(text: str) -> tuple[str, FlagValue]:
+    """`max_model_len=16384`: the engine's own spelling, underscores allowed. true and false are switches."""
+    key, equals, value = text.partition("=")
+    key = key.strip().lstrip("-").replace("_", "-")
+    if not key or not equals:
+        raise UsageMistake(f"--set: {text!r} is not NAME=VALUE", "for example --set max-model-len=16384")
+    return key, {"true": True, "false": False}.get(value, value)
+
+
+def _free_port() -> int:
+    from kimisession.engines.local import port_is_free
+
+    return next((port for port in range(8000, 8100) if port_is_free(port)), 8000)
+
+
+def _check_weights(quote: Quote) -> None:
+    """A bucket without a seal, or with a wrong byte, is refused before a machine exists."""
+    bucket = open_bucket(quote.choices.bucket_url)
+    try:
+        manifest = read_seal(bucket)
+        local = quote.choices.bucket_url.startswith("file://")
+        verify(bucket, manifest, deep=local and manifest.total_bytes <= READ_BACK_BYTES)
+    except DoesNotFit as error:
+        raise DoesNotFit(error.message, f"kimisession seed {quote.profile.name} --from FOLDER") from None
+
+
+def _print_quote(quote: Quote) -> None:
+    choices, profile = quote.choices, quote.profile
+    rows = [
+        ("session", f"{choices.name}, profile {profile.name} ({profile.status})"),
+        ("where", f"{choices.accelerator.name} x {choices.count} on {choices.infra}"),
+        ("engine", f"{profile.engine.kind} {profile.engine.version}, checkpoint {choices.checkpoint.name}"),
+        ("weights", choices.bucket_url),
+        ("price", f"{cents(quote.usd_per_hour)}/h: {quote.price_ground}"),
+    ]
+    if profile.coldstart:
+        low, high = profile.coldstart.minutes
+        usd_low, usd_high = (cents(quote.usd_per_hour * minutes / 60) for minutes in (low, high))
+        rows.append(("cold start", f"{low} to {high} minutes, {usd_low} to {usd_high}: {profile.coldstart.source}"))
+    rows.append(("ends", f"after {span(quote.idle_s)} idle; hard cap {show.moment(quote.deadline)}"))
+    if quote.budget_at and choices.budget_usd is not None:
+        rows.append(("budget", f"{cents(choices.budget_usd)}, spent at {show.moment(quote.budget_at)}"))
+    rows.append(("worst case", f"{cents(quote.worst_usd)} at the caps"))
+    if not show.SETTINGS.quiet:
+        show.say(show.paint("Quote", "bold", sys.stderr))
+        show.pairs(rows, sys.stderr)
+
+
+def _agree(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageMistake("there is no terminal to ask for a yes", "add --yes; nothing was created")
+    print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise KimiError("nothing was created", "kimisession start --dry-run shows the quote alone")
+
+
+def _resume(controller: Controller, session: Session, profile: str, json: bool) -> None:
+    """`start` of a name that exists goes on with it."""
+    if session.request and session.request.profile != profile:
+        raise UsageMistake(
+            f"session {session.name} exists already and runs profile {session.request.profile}",
+            f"choose another --name, or run: kimisession stop {session.name}",
+        )
+    show.say(f"session {session.name} exists already: going on with it")
+    _attended(controller, session, lambda: session, json)
+
+
+def _attended(controller: Controller, session: Session, launch: Callable[[], Session], json: bool) -> None:
+    """Launch and follow to ready. Ctrl-C before that tears down; a second one leaves at once and says what is armed."""
+    try:
+        session, seen = _follow_to_ready(controller, launch())
+    except KeyboardInterrupt:
+        _interrupted(controller, controller.store.session(session.id))
+    else:
+        _ready(session, seen, json)
+
+
+def _follow_to_ready(controller: Controller, session: Session) -> tuple[Session, Observation]:
+    progress = Progress(countdown=False)
+    for current, seen in controller.follow(session, every_s=0.1):
+        now = utc_now()
+        for line in progress.lines(current, seen, now):
+            show.say(line)
+        if current.state is State.READY:
+            show.clear()
+            return current, seen
+        if not current.live:
+            _failed(controller, current)
+        show.flash(progress.flash(current, seen, now))
+    raise EngineFailed(f"session {session.name} ended", "kimisession cost shows its receipt")
+
+
+def _failed(controller: Controller, session: Session) -> None:
+    """It ended instead of getting ready: say why, with cause and fix where the log is known; print the receipt."""
+    lines = list(controller.engines(session.request.infra).logs(session.id, False)) if session.request else []
+    known = diagnose(lines[-400:])
+    show.clear()
+    for line in lines[-6:]:
+        show.say(f"  | {line[:160]}")
+    receipt(session, utc_now())
+    message = f"session {session.name} ended before it was ready: {why_text(session)}"
+    if session.reason in EXPECTED:
+        raise EngineFailed(message, f"kimisession logs {session.name}")
+    if known:
+        raise EngineFailed(f"{message}; cause: {known.cause}", known.fix)
+    raise EngineFailed(message, f"kimisession logs {session.name}")
+
+
+def _interrupted(controller: Controller, session: Session) -> None:
+    now = utc_now()
+    if not session.launched and not session.resources:
+        raise Interrupted("interrupted before anything was created: nothing is billed")
+    if session.state is State.READY:
+        raise Interrupted(f"detached: {session.name} runs on", f"kimisession stop {session.name}")
+    ids = ", ".join(r.id for r in session.resources) or "nothing that is known yet"
+    show.say(
+        f"interrupted: {ids} exists, {cents(spent(session, now))} so far; tearing down (Ctrl-C again leaves at once)"
+    )
+    try:
+        session = controller.stop(session, "Ctrl-C", "user")
+    except KeyboardInterrupt:
+        deadline = f"; it ends by itself at {show.moment(session.deadline)}" if session.deadline else ""
+        raise Interrupted(
+            f"left while {ids} was being torn down{deadline}", f"kimisession stop {session.name}"
+        ) from None
+    receipt(session, utc_now())
+    raise Interrupted(f"session {session.name} was torn down; nothing is left")
+
+
+def _ready(session: Session, seen: Observation, json: bool) -> None:
+    now = utc_now()
+    if json:
+        show.as_json("session", summary(session, seen, now))
+        return
+    show.out(show.paint(f"{session.name} is ready", "bold", sys.stdout))
+    show.pairs(page(session, seen, now))
+    suffix = session.name
+    show.next_step(f"kimisession test {suffix}, kimisession connect {suffix}, kimisession status {suffix} --watch")

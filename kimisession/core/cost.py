@@ -1,0 +1,67 @@
+"""What a session took: events times prices, in Decimal. Nothing is estimated that was not agreed or observed."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import ROUND_HALF_UP, Decimal
+
+from kimisession.core.ledger import Resource, Session
+
+CENT = Decimal("0.01")
+_MICROS_PER_HOUR = Decimal(3_600_000_000)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One resource on the receipt. `usd` is None when nobody knows its price: then it is named, never guessed."""
+
+    resource: Resource
+    seconds: Decimal
+    usd: Decimal | None
+    running: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A receipt: exact dollars over all priced lines, and the names of those without a price."""
+
+    lines: tuple[Line, ...]
+    usd: Decimal
+    unpriced: tuple[str, ...]
+    final: bool  # everything has ended and that was confirmed
+
+
+def seconds_between(began: datetime, ended: datetime) -> Decimal:
+    """Exact seconds, never negative."""
+    micros = max(0, (ended - began) // timedelta(microseconds=1))
+    return Decimal(micros) / 1_000_000
+
+
+def price_of(usd_per_hour: Decimal, began: datetime, ended: datetime) -> Decimal:
+    """Exact dollars for an interval."""
+    return usd_per_hour * (seconds_between(began, ended) * 1_000_000) / _MICROS_PER_HOUR
+
+
+def cost_of(session: Session, now: datetime) -> Cost:
+    """What the session has taken until `now`. What is not known to have ended is billed until `now`."""
+    lines = []
+    for resource in session.resources:
+        ended = resource.ended or max(now, resource.began)
+        usd = None if resource.usd_per_hour is None else price_of(resource.usd_per_hour, resource.began, ended)
+        lines.append(Line(resource, seconds_between(resource.began, ended), usd, resource.ended is None))
+    total = sum((line.usd for line in lines if line.usd is not None), Decimal(0))
+    unpriced = tuple(line.resource.id for line in lines if line.usd is None)
+    final = session.confirmed is not None and not any(line.running for line in lines)
+    return Cost(tuple(lines), total, unpriced, final)
+
+
+def cents(usd: Decimal) -> str:
+    """Dollars to the cent, half up, with a dollar sign: $1,234.50."""
+    return f"${usd.quantize(CENT, ROUND_HALF_UP):,}"
+
+
+def budget_deadline(began: datetime, usd_per_hour: Decimal, budget_usd: Decimal) -> datetime:
+    """When the budget is spent at this price, rounded down to the second. A cheaper price later never moves it."""
+    if usd_per_hour <= 0:
+        return datetime.max.replace(tzinfo=began.tzinfo)
+    seconds = int(budget_usd / usd_per_hour * 3600)
+    return began + timedelta(seconds=min(seconds, 10**9))

@@ -1,0 +1,149 @@
+"""From what was seen to what happened, and to what has to be done next. Pure: the controller acts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kimisession.core.ledger import (
+    EndedOnNode,
+    Event,
+    Extended,
+    Fact,
+    LaunchFailed,
+    PhaseBegan,
+    PhaseEnded,
+    Ready,
+    ResourceCreated,
+    ResourceGone,
+    Session,
+    TeardownConfirmed,
+    Unconfirmed,
+)
+
+#: How long after its deadline a machine may be seen before somebody else than its own layers ends it.
+DEADLINE_GRACE = timedelta(seconds=60)
+
+
+@dataclass(frozen=True)
+class SeenResource:
+    """A resource as its provider tells it. `ended` is None while it exists."""
+
+    id: str
+    kind: str
+    began: datetime
+    ended: datetime | None = None
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One thing that ends the session by itself, and whether that was checked where it runs."""
+
+    name: str
+    armed: bool
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an engine saw of one session at `at`.
+
+    `present` is False only when the provider says that nothing is left, and None when it could not be asked (`why`).
+    `unguarded` says that something exists that no layer will end.
+    """
+
+    at: datetime
+    present: bool | None
+    why: str = ""
+    resources: tuple[SeenResource, ...] = ()
+    journal: tuple[Mapping[str, Any], ...] = ()
+    layers: tuple[Layer, ...] = ()
+    unguarded: bool = False
+
+    @property
+    def beat(self) -> Mapping[str, Any]:
+        """The keeper's last heartbeat; empty when there was none."""
+        return next((line for line in reversed(self.journal) if line.get("kind") == "beat"), {})
+
+
+def news(session: Session, seen: Observation) -> list[Event]:
+    """The events that `seen` adds to `session`. Asking twice adds nothing twice."""
+    events: list[Event] = []
+    request = session.request
+    known = {r.id: r for r in session.resources}
+    for resource in seen.resources:
+        if resource.id not in known:
+            price = request.usd_per_hour if request and resource.kind == "machine" else None
+            ground = request.price_ground if request and resource.kind == "machine" else "not priced"
+            events.append(ResourceCreated(resource.began, resource.id, resource.kind, price, ground))
+    events.extend(_from_journal(session, seen))
+    for resource in seen.resources:
+        before = known.get(resource.id)
+        if resource.ended is not None and (before is None or before.ended is None):
+            events.append(ResourceGone(resource.ended, resource.id, resource.evidence))
+    if seen.present is False and session.live:
+        events.extend(_gone(session, seen, events))
+    return events
+
+
+def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[Event]:
+    told = {e.resource for e in events if isinstance(e, ResourceGone)}
+    for resource in session.resources:
+        if resource.ended is None and resource.id not in told:
+            yield ResourceGone(seen.at, resource.id, f"first seen gone: {seen.why}")
+    if not session.resources and not seen.resources:
+        if not session.launch_failed:
+            yield LaunchFailed(seen.at, "nothing was created")
+    elif not session.ended and not session.teardown and not any(isinstance(e, EndedOnNode) for e in events):
+        yield EndedOnNode(seen.at, "vanished", "the machine went away without a word", -1)
+    yield TeardownConfirmed(seen.at, seen.why)
+
+
+def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
+    """Journal lines as events. A line that is not understood is left out: it stays in the journal itself."""
+    began = {p.name for p in session.phases}
+    ended = {p.name for p in session.phases if p.ended}
+    facts = set(session.facts)
+    ready, over, deadline = session.ready_at is not None, session.ended is not None, session.deadline
+    for line in seen.journal:
+        try:
+            at, kind = datetime.fromisoformat(line["at"]), line["kind"]
+            phase = str(line.get("phase", ""))
+            if kind == "phase" and line["state"] == "began" and phase not in began:
+                began.add(phase)
+                yield PhaseBegan(at, phase)
+            elif kind == "phase" and line["state"] in ("ended", "failed") and phase not in ended:
+                ended.add(phase)
+                yield PhaseEnded(at, phase, line["state"] == "failed")
+            elif kind == "fact" and (fact := (str(line["name"]), str(line["value"]))) not in facts:
+                facts.add(fact)
+                yield Fact(at, *fact)
+            elif kind == "ready" and not ready:
+                ready = True
+                yield Ready(at)
+            elif kind == "extended":
+                moved = datetime.fromtimestamp(float(line["hard_cap_utc"]), at.tzinfo)
+                if deadline is None or moved > deadline:
+                    deadline = moved
+                    yield Extended(at, moved, "keeper")
+            elif kind == "ended" and not over:
+                over = True
+                yield EndedOnNode(at, str(line["reason"]), str(line["evidence"]), int(line["exit_code"]))
+            elif kind == "closed" and int(line["left"]) and not session.unconfirmed:
+                yield Unconfirmed(at, f"{line['left']} processes could not be killed")
+        except (KeyError, TypeError, ValueError):
+            continue
+
+
+def must_tear_down(session: Session, seen: Observation) -> str:
+    """Why somebody has to end what was seen, right now; empty when nobody has to."""
+    if seen.present is not True or not session.live:
+        return ""
+    if session.teardown is not None:
+        return session.teardown.reason
+    if seen.unguarded:
+        return "unguarded"
+    if session.deadline is not None and seen.at > session.deadline + DEADLINE_GRACE:
+        return "past-deadline"
+    return ""

@@ -1,0 +1,29 @@
+"""What a session costs against an API's price per token. Money is Decimal."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+MILLION = Decimal(1_000_000)
+
+
+def session_usd(usd_per_hour: Decimal, hours: Decimal) -> Decimal:
+    """The price of a session of that many hours, all of them billed."""
+    return usd_per_hour * hours
+
+
+def break_even_tokens_per_hour(usd_per_hour: Decimal, usd_per_million_tokens: Decimal) -> int:
+    """Tokens that an API would sell for one hour's price: below, the API is cheaper. Rounded up to a whole token.
+
+    Raises ValueError for a token price of 0 or less, which has no break-even.
+    """
+    if usd_per_million_tokens <= 0:
+        raise ValueError(f"the price per million tokens must be above 0, not {usd_per_million_tokens}")
+    return int(-(-usd_per_hour * MILLION // usd_per_million_tokens))
+
+
+def mixed_usd(
+    input_tokens: int, output_tokens: int, usd_per_million_input: Decimal, usd_per_million_output: Decimal
+) -> Decimal:
+    """What an API charges for so many input and output tokens."""
+    return (input_tokens * usd_per_million_input + output_tokens * usd_per_million_output) / MILLION

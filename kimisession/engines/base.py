@@ -1,0 +1,76 @@
+"""What every place to run a session has to do, and the one table of those that exist.
+
+Rules that the contract suite (tests/contract) holds every engine to:
+- every call may be repeated; names and labels are deterministic; `launch` of what exists returns it, `down` of what is
+  gone is fine;
+- labels carry session, owner and absolute deadline from the very first call;
+- `find` needs no local state;
+- `observe(...).present` is False only when the provider said that nothing is left.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from kimisession.core.launch import LaunchSpec
+from kimisession.core.lifecycle import Observation
+from kimisession.errors import UsageMistake
+
+
+@dataclass(frozen=True)
+class Found:
+    """Something that carries our labels, found without any local state."""
+
+    session_id: str
+    labels: Mapping[str, str]
+    began: datetime
+
+
+class Engine(Protocol):
+    """A place to run. Raises `NoCapacity`, `QuotaExceeded`, `EngineMissing`, `DoesNotFit` from `launch`, `NotYetGone`
+    from `down` while deletion is under way, `Unconfirmed` where the provider cannot be asked."""
+
+    name: str
+
+    def check(self, spec: LaunchSpec) -> None:
+        """Refuse what cannot run here before anything exists. Raises DoesNotFit."""
+
+    def launch(self, spec: LaunchSpec, api_key: str) -> None:
+        """Bring the session's machine up, or find it up. Returns when its layers are armed, not when it is ready."""
+
+    def observe(self, session_id: str) -> Observation:
+        """What there is of this session, by what the provider says."""
+
+    def find(self) -> tuple[Found, ...]:
+        """Everything of ours that exists here, whoever started it."""
+
+    def logs(self, session_id: str, follow: bool) -> Iterator[str]:
+        """The engine's log lines; with `follow` until the session has ended. Kept after the end where it can be."""
+
+    def base_url(self, session_id: str, port: int) -> str:
+        """Where the endpoint can be reached from here, without a trailing slash."""
+
+    def extend(self, session_id: str, deadline: datetime, added_s: float) -> None:
+        """Move every layer's deadline, the last to die first."""
+
+    def down(self, session_id: str, by: str, reason: str) -> None:
+        """End and delete. Returns only when nothing is left; raises NotYetGone while it is being deleted."""
+
+
+def open_engine(infra: str) -> Engine:
+    """The engine of this name. A new place to run is one line here."""
+    makers: dict[str, Callable[[], Engine]] = {"local": _local}
+    if infra not in makers:
+        raise UsageMistake(
+            f"{infra!r} is not a place where this version can run a session",
+            f"use --infra {' or '.join(sorted(makers))}; SkyPilot (gcp, slurm, kubernetes) is not built yet",
+        )
+    return makers[infra]()
+
+
+def _local() -> Engine:
+    from kimisession.engines.local import LocalEngine
+    from kimisession.paths import machines_home
+
+    return LocalEngine(machines_home())

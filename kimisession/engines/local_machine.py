@@ -1,0 +1,172 @@
+"""A machine of the local engine: a folder that plays the part of a cloud's instance record.
+
+machine.json   labels and when it began; present without gone.json = it exists
+spec.json      what the keeper is told        api_key   for the engine, mode 0600
+control/       stop.json, extend.json         run/      journal, logs, locks, identities
+disk/          the session's disk             lib/      the copy of kimisession.node that runs here
+gone.json      when it was found to be gone, and by whom
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kimisession.core.launch import LABEL_DEADLINE, LABEL_SESSION, parse_deadline_label
+from kimisession.node import config, job, leash
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write whole and rename into place: a reader sees the old file or the new one. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None when it is missing or not an object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def lock_is_held(path: Path) -> bool:
+    """Whether a living process holds this lock. Pids lie after reuse; locks do not."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+class Machine:
+    """One machine folder. Nothing here keeps state in memory: any process may look at, or close, any machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """machine.json; empty when the machine was never made."""
+        return read_json(self.folder / "machine.json") or {}
+
+    @property
+    def session_id(self) -> str:
+        """Whose machine it is."""
+        return str(self.record.get("labels", {}).get(LABEL_SESSION, self.folder.name))
+
+    @property
+    def began(self) -> datetime:
+        """When it began to exist."""
+        return datetime.fromisoformat(self.record["began"])
+
+    @property
+    def deadline(self) -> datetime:
+        """The absolute deadline in its labels."""
+        return parse_deadline_label(self.record["labels"][LABEL_DEADLINE])
+
+    @property
+    def gone(self) -> dict[str, Any] | None:
+        """gone.json, when it is gone."""
+        return read_json(self.folder / "gone.json")
+
+    @property
+    def supervised(self) -> bool:
+        """Whether its supervisor lives."""
+        return lock_is_held(self.run / "supervisor.lock")
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether its job's wrapper lives."""
+        return lock_is_held(self.run / "job.lock")
+
+    @property
+    def launching(self) -> bool:
+        """Whether a command is making it right now."""
+        return lock_is_held(self.folder / "launch.lock")
+
+    def identity(self, role: str) -> str:
+        """`PID:TICKS` of supervisor, wrapper, keeper or engine; empty when it never started."""
+        try:
+            return (self.run / f"pid.{role}").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
+
+    def relabel(self, deadline_label: str) -> None:
+        """Move the deadline in the labels."""
+        record = self.record
+        record["labels"][LABEL_DEADLINE] = deadline_label
+        write_json(self.folder / "machine.json", record)
+
+    def ask_to_stop(self, by: str, reason: str) -> float:
+        """Leave the request to stop, once. Returns its age in seconds."""
+        path = self.folder / "control" / "stop.json"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_json(path, {"by": by, "reason": reason})
+        return max(0.0, time.time() - path.stat().st_mtime)
+
+    def stop_grace_s(self) -> float:
+        """How long the engine may take to end in order."""
+        try:
+            return config.load(self.folder).stop_grace_s
+        except (OSError, ValueError, KeyError, TypeError):
+            return 5.0
+
+    def leftovers(self) -> set[int]:
+        """Living processes of this machine, found by mark, by control group and by descent from either."""
+        found = set(leash.marked(self.session_id))
+        found.update(self._group().pids())
+        for pid in tuple(found):
+            found.update(leash.descendants(pid))
+        return found - {os.getpid()}
+
+    def _group(self) -> leash.Cgroup:
+        try:
+            path = (self.run / "cgroup").read_text(encoding="utf-8").strip()
+        except OSError:
+            path = ""
+        return leash.Cgroup(Path(path) if path else None)
+
+    def close(self, by: str, within_s: float = 10.0) -> bool:
+        """Kill what is left, give the disk back, and record that it is gone. Repeatable. False: something is left."""
+        if self.gone:
+            return True
+        until = time.monotonic() + within_s
+        while left := self.leftovers():
+            if time.monotonic() >= until:
+                return False
+            self._group().kill()
+            for pid in left:
+                leash.kill(pid, signal.SIGKILL)
+            leash.reap()
+            time.sleep(0.02)
+        self._group().remove()
+        ended = datetime.now(UTC)
+        # A machine without a readable spec never had a disk of its own.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            job.release_disk(self.folder, config.load(self.folder))
+        # No process of it is left; what remains to be written takes no machine time.
+        write_json(
+            self.folder / "gone.json",
+            {"at": ended.isoformat(), "by": by, "evidence": f"no process left, seen by the {by}"},
+        )
+        return True

@@ -1,0 +1,139 @@
+"""The wrapper: what the machine's job queue starts. It owns the keeper, and nothing outlives it.
+
+    python3 -m kimisession.node.job MACHINE_FOLDER
+
+When the keeper ends, however it ends, every descendant is killed, the machine's disk is released if it was made for
+this session, and the job exits with the keeper's code (notes/architecture.md), 40 when the keeper was killed, 41 when
+it stopped beating. No descriptor of the job is inherited by the engine, so the queue sees the end at once (a job whose
+standard output is held open looks alive: teardown hazard 3).
+
+It knows no limit and no clock time. It only answers: is the keeper still there, and does its heart beat?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from kimisession.node import leash
+from kimisession.node.config import Config, load
+from kimisession.node.journal import Journal
+
+KEEPER_KILLED = 40
+KEEPER_HUNG = 41
+
+_ASKED_TO_END = False
+
+
+def _on_term(_signal: int, _frame: FrameType | None) -> None:
+    global _ASKED_TO_END  # noqa: PLW0603 - a signal handler has nowhere else to put it
+    _ASKED_TO_END = True
+
+
+def hold_lock(path: Path) -> int:
+    """Take an exclusive lock for as long as this process lives. The kernel frees it on any death, kill -9 included."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def write_pid(machine: Path, role: str) -> None:
+    """Leave our identity for whoever has to find us later. A full disk must not stop the wrapper."""
+    with contextlib.suppress(OSError):
+        (machine / "run" / f"pid.{role}").write_text(leash.identity(os.getpid()), encoding="ascii")
+
+
+def release_disk(machine: Path, config: Config) -> None:
+    """Give the session's disk back, when it was made for the session. Repeatable."""
+    if config.ephemeral_disk:
+        shutil.rmtree(machine / "disk", ignore_errors=True)
+
+
+def run(machine: Path, parent: int) -> int:
+    """Run the keeper to its end, then clean up. Returns the job's exit code."""
+    signal.signal(signal.SIGTERM, _on_term)
+    signal.signal(signal.SIGINT, _on_term)
+    leash.become_subreaper()
+    leash.die_with_parent(signal.SIGTERM, parent)
+    config = load(machine)
+    journal = Journal(machine / "run" / "journal.jsonl", "wrapper")
+    lock = hold_lock(machine / "run" / "job.lock")
+    write_pid(machine, "wrapper")
+    group = leash.Cgroup.make(config.session)
+    with contextlib.suppress(OSError):
+        (machine / "run" / "cgroup").write_text(str(group.path or ""), encoding="utf-8")
+
+    lifeline, beat_end = os.pipe()
+    argv = [sys.executable, "-m", "kimisession.node.keeper", str(machine), str(beat_end), str(os.getpid())]
+    keeper = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(beat_end,), start_new_session=True)
+    os.close(beat_end)
+    group.join(keeper.pid)
+
+    code = _watch(keeper, lifeline, config, journal, parent)
+    group.kill()
+    left = leash.kill_descendants(os.getpid(), within_s=10)
+    group.remove()
+    release_disk(machine, config)
+    journal.write("closed", exit_code=code, left=len(left))
+    os.close(lock)
+    return code
+
+
+def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journal: Journal, parent: int) -> int:
+    """Wait until the keeper has ended. One that stops beating is killed: by default the machine goes away."""
+    last_beat = time.monotonic()
+    told = False
+    while True:
+        readable, _, _ = select.select([lifeline], [], [], 0.25)
+        if readable:
+            if os.read(lifeline, 4096):
+                last_beat = time.monotonic()
+            else:  # its end is closed: it is gone, or about to be
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    keeper.wait(timeout=5)
+                    break
+        if keeper.poll() is not None:
+            break
+        if _ASKED_TO_END and not told:
+            told = True
+            # The keeper ends the engine in order; it is told once, and its silence is watched all the same.
+            keeper.send_signal(signal.SIGUSR1 if os.getppid() != parent else signal.SIGTERM)
+        if time.monotonic() - last_beat > config.silent_s:
+            journal.write(
+                "ended",
+                reason="keeper-hung",
+                evidence=f"no heartbeat for {config.silent_s:g}s",
+                exit_code=KEEPER_HUNG,
+            )
+            keeper.kill()
+            keeper.wait()
+            return KEEPER_HUNG
+    code = keeper.returncode
+    if code < 0:
+        journal.write(
+            "ended",
+            reason="keeper-died",
+            evidence=f"the keeper was killed by signal {-code}",
+            exit_code=KEEPER_KILLED,
+        )
+        return KEEPER_KILLED
+    return code
+
+
+def main() -> int:
+    """Entry point. The parent is read first, so that a launcher that died meanwhile is noticed."""
+    parent = os.getppid()
+    return run(Path(sys.argv[1]), parent)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""The keeper: starts the engine, watches real traffic, and ends the session when the policy says so.
+
+    python3 -m kimisession.node.keeper MACHINE_FOLDER LIFELINE_FD WRAPPER_PID
+
+One loop, one exit. A tick is observe, decide, record, act, heartbeat; a step that raises is noted and the loop lives;
+nothing skips the heartbeat. Exit codes are in `policy.EXIT_CODES`. SIGTERM means: finish tearing down.
+
+It obeys two files in MACHINE_FOLDER/control, both written whole and renamed into place:
+`stop.json` {"by", "reason"} and `extend.json` {"hard_cap_utc", "budget_utc", "added_s"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Callable
+
+from kimisession.node import asking, leash
+from kimisession.node.config import Config, fill, load
+from kimisession.node.job import write_pid
+from kimisession.node.journal import Journal
+from kimisession.node.phases import Mark, log_reader
+from kimisession.node.policy import EXIT_CODES, Action, Activity, Decision, Limits, Reason, Seen, decide
+from kimisession.node.traffic import Counters
+
+_FIRST_ANSWER_S = 300.0  # the first completion may wait for kernels to compile
+_TAIL_BYTES = 1 << 20  # an engine that floods its log is read from its newest megabyte
+
+
+def boot_clock() -> float:
+    """Seconds on a clock that never steps and goes on during suspend: a closed laptop must not stretch a cap."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Log:
+    """New whole lines of a growing file, a carriage return being a line's end as well (progress bars)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+
+    def new_lines(self) -> list[str]:
+        """What has come since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size - self._offset > _TAIL_BYTES:
+                    self._offset, self._rest = size - _TAIL_BYTES, b""
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return []
+        self._offset += len(data)
+        parts = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        self._rest = parts.pop()[-_TAIL_BYTES:]
+        return [part.decode("utf-8", "replace") for part in parts if part.strip()]
+
+
+class Task:
+    """A step or the engine: a process in its own session, on a leash, with nothing of the job's descriptors."""
+
+    def __init__(self, name: str, argv: list[str], env: dict[str, str], log: Path) -> None:
+        self.name = name
+        self.log = Log(log)
+        self.last_line = ""
+        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self.process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=fd,
+                stderr=fd,
+                start_new_session=True,
+                # Runs between fork and exec; the keeper has one thread whenever it starts a task.
+                preexec_fn=functools.partial(leash.die_with_parent, signal.SIGKILL),  # noqa: PLW1509
+            )
+        finally:
+            os.close(fd)
+
+    def lines(self) -> list[str]:
+        """New lines of its log."""
+        lines = self.log.new_lines()
+        if lines:
+            self.last_line = lines[-1].strip()
+        return lines
+
+
+class Keeper:
+    """See the module's text. `machine` is the folder; `lifeline` a descriptor that gets a byte per tick."""
+
+    def __init__(self, machine: Path, config: Config, lifeline: int, wrapper: int) -> None:
+        self.machine = machine
+        self.config = config
+        self.lifeline = lifeline
+        self.wrapper = wrapper
+        self.journal = Journal(machine / "run" / "journal.jsonl", "keeper", echo=True)
+        self.wake = threading.Event()
+        self.reader = log_reader(config.engine.kind)
+        self.key = (machine / "api_key").read_text(encoding="ascii").strip()
+        now = boot_clock()
+        self.limits = self._limits(now)
+        self.seen = Seen(started_at=now, progressed_at=now, phase="setup")
+        self.tasks: dict[str, Task] = {}
+        self.done: set[str] = set()
+        self.engine: Task | None = None
+        self.probe: asking.Background[tuple[int, Counters]] = asking.Background()
+        self.scrape: asking.Background[Counters] = asking.Background()
+        self.counters: Counters | None = None
+        self.next_scrape = now
+        self.warned: tuple[Reason, float] = (Reason.USER, 0.0)
+        self.stop_reason = ""
+        self.extended = ""
+        self.began: dict[str, float] = {}
+
+    def _limits(self, now: float) -> Limits:
+        """Moments come onto the clock that never steps once, here; the duration bounds a wrong wall clock."""
+        c = self.config
+        wall = time.time()
+        budget = None if c.budget_utc is None else now + min(c.budget_utc - wall, c.duration_s)
+        return Limits(
+            idle_s=c.idle_s,
+            unused_s=c.unused_s,
+            hard_cap_at=now + min(c.hard_cap_utc - wall, c.duration_s),
+            budget_at=budget,
+            ready_within_s=c.ready_within_s,
+            coldstart_stall_s=c.coldstart_stall_s,
+            stall_s=c.stall_s,
+            unknown_s=c.unknown_s,
+            warn_s=c.warn_s,
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the policy ends it. Returns the exit code."""
+        self.journal.write("started", session=self.config.session, pid=os.getpid())
+        while True:
+            now = boot_clock()
+            for observe in (self._control, self._terminals, self._setup, self._engine, self._traffic):
+                try:
+                    observe(now)
+                except Exception as error:
+                    self.journal.write("note", text=f"{observe.__name__}: {type(error).__name__}: {error}")
+            decision = decide(self.seen, self.limits, now)
+            self._tell(decision)
+            self._pulse()
+            if decision.action is Action.END:
+                return self._end(decision)
+            self.wake.wait(max(0.01, min(self.config.tick_s, decision.look_again_at - now)))
+
+    def _pulse(self) -> None:
+        with contextlib.suppress(OSError):  # full pipe: beats enough
+            os.write(self.lifeline, b".")
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """SIGTERM: finish tearing down. SIGUSR1: the wrapper's launcher died."""
+        if self.seen.stop_at is None:
+            who = signal.Signals(number).name
+            self.stop_reason = "wrapper-died" if os.getppid() != self.wrapper else ""
+            if number == signal.SIGUSR1:
+                self.stop_reason, who = "supervisor-died", "the wrapper: the supervisor is gone"
+            self.seen = replace(self.seen, stop_at=boot_clock(), stop_by=who)
+        self.wake.set()
+
+    # -- observe -------------------------------------------------------------------------------------------------------
+
+    def _control(self, now: float) -> None:
+        stop = self._read_control("stop.json")
+        if stop is not None and self.seen.stop_at is None:
+            self.stop_reason = str(stop.get("reason", ""))
+            self.seen = replace(self.seen, stop_at=now, stop_by=str(stop.get("by", "unknown")))
+        extend = self._read_control("extend.json")
+        if extend is not None and (text := json.dumps(extend, sort_keys=True)) != self.extended:
+            self.extended = text
+            added, wall = float(extend["added_s"]), time.time()
+            cap = min(now + float(extend["hard_cap_utc"]) - wall, self.limits.hard_cap_at + added)
+            self.limits = replace(self.limits, hard_cap_at=cap)
+            self.journal.write("extended", hard_cap_utc=extend["hard_cap_utc"], left_s=round(cap - now))
+
+    def _read_control(self, name: str) -> dict[str, Any] | None:
+        try:
+            found = json.loads((self.machine / "control" / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        if not isinstance(found, dict):
+            raise ValueError(f"control/{name} is not an object")
+        return found
+
+    def _terminals(self, now: float) -> None:
+        """Typing in a terminal of this machine is use; an open connection is not."""
+        if not self.config.watch_terminals:
+            return
+        wall = time.time()
+        for pts in Path("/dev/pts").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                typed_at = now - max(0.0, wall - pts.stat().st_atime)
+                self.seen = replace(self.seen, active_at=max(self.seen.active_at, typed_at))
+
+    def _setup(self, now: float) -> None:
+        """Run the steps, each when those before it are done, side by side where nothing orders them."""
+        if self.engine is not None or self.seen.failed_step is not None:
+            return
+        for name, task in self.tasks.items():
+            if name in self.done:
+                continue
+            for line in task.lines():
+                self._moved(now)
+                self._step_progress(name, line)
+            code = task.process.poll()
+            if code is None:
+                continue
+            task.lines()
+            if code != 0:
+                self._phase_ends(name, now, failed=True)
+                self.seen = replace(self.seen, failed_step=f"{name}: {task.last_line or f'exit code {code}'}")
+                return
+            self.done.add(name)
+            self._phase_ends(name, now)
+        values = self._values()
+        for step in self.config.steps:
+            if step.name not in self.tasks and self.done.issuperset(step.after):
+                self._phase_begins(step.name, now)
+                log = self.machine / "run" / f"step-{step.name}.log"
+                self.tasks[step.name] = Task(step.name, fill(step.argv, values), dict(os.environ), log)
+        if len(self.done) == len(self.config.steps):
+            engine = self.config.engine
+            env = {**os.environ, **engine.env, "VLLM_API_KEY": self.key}
+            self._phase_begins("boot", now)
+            self.engine = Task("engine", fill(engine.argv, values), env, self.machine / "run" / "engine.log")
+            write = leash.identity(self.engine.process.pid)
+            with contextlib.suppress(OSError):
+                (self.machine / "run" / "pid.engine").write_text(write, encoding="ascii")
+
+    def _values(self) -> dict[str, str]:
+        return {
+            "machine": str(self.machine),
+            "disk": str(self.machine / "disk"),
+            "python": sys.executable,
+            "port": str(self.config.engine.port),
+        }
+
+    def _step_progress(self, name: str, line: str) -> None:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("progress"), dict):
+                self.journal.write("progress", phase=name, **record["progress"])
+
+    def _engine(self, now: float) -> None:
+        """Follow the engine's log through its phases, and take one completion as readiness."""
+        if self.engine is None or self.seen.engine_exit is not None:
+            return
+        for line in self.engine.lines():
+            if self.seen.ready_at is None:
+                self._moved(now)
+                mark = self.reader.read(line)
+                if mark is not None:
+                    self._mark(mark, now)
+        self.seen = replace(self.seen, engine_exit=self.engine.process.poll())
+        if self.seen.engine_exit is not None or self.seen.ready_at is not None:
+            return
+        port, engine = self.config.engine.port, self.config.engine
+        answer = self.probe.take()
+        if answer is not None and answer[0] is not None:
+            tokens, self.counters = answer[0]
+            self._phase_ends(self.seen.phase, now)
+            self.seen = replace(
+                self.seen,
+                phase="ready",
+                ready_at=now,
+                active_at=max(now, self.seen.active_at),
+                tokens_at=now,
+                known_at=now,
+                activity=Activity.QUIET,
+            )
+            self.next_scrape = now + self.config.scrape_s
+            self.journal.write(
+                "ready", port=port, completion_tokens=tokens, after_s=round(now - self.seen.started_at, 3)
+            )
+        elif not self.probe.asking and asking.listening(port):
+            self.probe.ask(
+                lambda: asking.first_completion(engine.kind, port, self.key, engine.served_name, _FIRST_ANSWER_S)
+            )
+
+    def _mark(self, mark: Mark, now: float) -> None:
+        if mark.phase != self.seen.phase:
+            self._phase_ends(self.seen.phase, now)
+            self._phase_begins(mark.phase, now)
+        if mark.total:
+            self.journal.write("progress", phase=mark.phase, done=mark.done, total=mark.total, unit=mark.unit)
+        for name, value in mark.facts.items():
+            self.journal.write("fact", name=name, value=value)
+
+    def _traffic(self, now: float) -> None:
+        """Read the counters. A scrape that failed, or has not come back, leaves traffic unknown."""
+        if self.seen.ready_at is None or self.seen.engine_exit is not None:
+            return
+        answer = self.scrape.take()
+        if answer is not None:
+            counters = answer[0]
+            if counters is None:
+                self.seen = replace(self.seen, activity=Activity.UNKNOWN)
+            else:
+                self._counted(counters, now)
+        elif self.scrape.asking and now - self.seen.known_at > 2 * self.config.scrape_s + 3:
+            self.seen = replace(self.seen, activity=Activity.UNKNOWN)
+        if now >= self.next_scrape and not self.scrape.asking:
+            self.next_scrape = now + self.config.scrape_s
+            engine, timeout = self.config.engine, max(2.0, self.config.scrape_s)
+            self.scrape.ask(lambda: asking.scrape(engine.kind, engine.port, self.key, timeout))
+
+    def _counted(self, new: Counters, now: float) -> None:
+        """Only requests and tokens are activity: a client that polls /metrics or /v1/models changes none of these."""
+        old, self.counters = self.counters or new, new
+        tokens = new.generation_tokens + new.prompt_tokens > old.generation_tokens + old.prompt_tokens
+        running = int(new.running + new.waiting)
+        busy = bool(running) or tokens or new.finished > old.finished or new.aborted > old.aborted
+        seen = replace(self.seen, known_at=now, running=running, activity=Activity.BUSY if busy else Activity.QUIET)
+        if tokens or not running:
+            seen = replace(seen, tokens_at=now)
+        if busy:
+            seen = replace(seen, used=True, active_at=now, last_request=time.strftime("%H:%M:%S UTC", time.gmtime()))
+        self.seen = seen
+
+    # -- record --------------------------------------------------------------------------------------------------------
+
+    def _moved(self, now: float) -> None:
+        self.seen = replace(self.seen, progressed_at=now)
+
+    def _phase_begins(self, name: str, now: float) -> None:
+        self._moved(now)
+        self.began[name] = now
+        self.seen = replace(self.seen, phase=name)
+        self.journal.write("phase", phase=name, state="began")
+
+    def _phase_ends(self, name: str, now: float, failed: bool = False) -> None:
+        self._moved(now)
+        if name in self.began:
+            took = round(now - self.began.pop(name), 3)
+            self.journal.write("phase", phase=name, state="failed" if failed else "ended", took_s=took)
+
+    def _tell(self, decision: Decision) -> None:
+        now, wall = boot_clock(), time.time()
+        counters = self.counters
+        self.journal.write(
+            "beat",
+            phase=self.seen.phase,
+            activity=self.seen.activity.value,
+            running=self.seen.running,
+            tokens=int(counters.generation_tokens) if counters else 0,
+            next=decision.reason.value,
+            evidence=decision.evidence,
+            ends_utc=round(wall + decision.ends_at - now, 1),
+            cap_utc=round(wall + self.limits.hard_cap_at - now, 1),
+        )
+        # Each scrape moves the moment a little; a person wants one warning an end.
+        if decision.action is Action.WARN and (self.warned[0], round(self.warned[1])) != (
+            decision.reason,
+            round(decision.ends_at),
+        ):
+            self.warned = (decision.reason, decision.ends_at)
+            text = f"ends in {max(0, round(decision.ends_at - now))}s: {decision.evidence}"
+            self.journal.write("warn", reason=decision.reason.value, text=text)
+
+    # -- act -----------------------------------------------------------------------------------------------------------
+
+    def _end(self, decision: Decision) -> int:
+        """End the engine in order, then by force, then say so. The heartbeat goes on meanwhile."""
+        reason = self.stop_reason or decision.reason.value
+        self.journal.write("ending", reason=reason, evidence=decision.evidence)
+        running = [t.process for t in (*self.tasks.values(), *([self.engine] if self.engine else []))]
+        self._signal_all(running, signal.SIGTERM)
+        self._wait_for(lambda: all(p.poll() is not None for p in running), self.config.stop_grace_s)
+        self._signal_all(running, signal.SIGKILL)
+        self._wait_for(lambda: all(p.poll() is not None for p in running), 5)
+        self._pulse()
+        left = leash.kill_descendants(os.getpid(), within_s=5)
+        code = EXIT_CODES[decision.reason]
+        self.journal.write("ended", reason=reason, evidence=decision.evidence, exit_code=code, left=len(left))
+        return code
+
+    def _signal_all(self, processes: list[subprocess.Popen[bytes]], number: int) -> None:
+        for process in processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+
+    def _wait_for(self, done: Callable[[], bool], within_s: float) -> None:
+        until = boot_clock() + within_s
+        while not done() and boot_clock() < until:
+            self._pulse()
+            time.sleep(0.05)
+
+
+def main() -> int:
+    """Entry point."""
+    machine, lifeline, wrapper = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    leash.become_subreaper()
+    os.set_blocking(lifeline, False)
+    os.set_inheritable(lifeline, False)
+    keeper = Keeper(machine, load(machine), lifeline, wrapper)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, keeper.on_signal)
+    leash.die_with_parent(signal.SIGTERM, wrapper)
+    write_pid(machine, "keeper")
+    return keeper.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Reading ranges of sealed weights on the rented machine; `open_wire` knows the schemes."""
+
+from __future__ import annotations
+
+import http.client
+import os
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from kimisession.node.web import BUSY, Site, Token, retry_after_s, storage_origin
+
+
+class WireError(Exception):
+    """A range that could not be read: one sentence.
+
+    `kind` is `missing` (no such object), `denied`, `busy` (429 or 503: come back later, with fewer) or `cut`.
+    """
+
+    def __init__(self, kind: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class Range:
+    """Bytes of one range, read into the caller's buffer."""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill some of `buffer`; 0 means the end. Raises WireError."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give the connection or file back."""
+
+
+class Wire:
+    """Where weights come from; one per thread."""
+
+    def open(self, name: str, offset: int, size: int, generation: int | None) -> Range:
+        """The bytes [offset, offset + size) of an object, of this generation if given. Raises WireError."""
+        raise NotImplementedError
+
+    def read(self, name: str) -> bytes:
+        """A small object as a whole. Raises WireError."""
+        raise NotImplementedError
+
+
+class FolderRange(Range):
+    """A range of a local file."""
+
+    def __init__(self, path: Path, offset: int, size: int) -> None:
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise WireError("missing", f"{path} is not there") from None
+        except PermissionError:
+            raise WireError("denied", f"{path} may not be read") from None
+        self._at = offset
+        self._end = offset + size
+
+    def readinto(self, buffer: memoryview) -> int:
+        """See Range.readinto."""
+        try:
+            count = os.preadv(self._file, [buffer[: self._end - self._at]], self._at)
+        except OSError as error:
+            raise WireError("cut", f"reading failed: {error.strerror}") from error
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        """See Range.close."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class FolderWire(Wire):
+    """A bucket in a local folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self, name: str, offset: int, size: int, generation: int | None) -> Range:
+        """See Wire.open. A folder has no generations; checksums say whether the bytes are the right ones."""
+        return FolderRange(self._path / name, offset, size)
+
+    def read(self, name: str) -> bytes:
+        """See Wire.read."""
+        path = self._path / name
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise WireError("missing", f"{path} is not there") from None
+        except OSError as error:
+            raise WireError("denied", f"{path} may not be read ({error.strerror})") from None
+
+
+class HttpRange(Range):
+    """The body of one answer. A body that was not read to its end costs the connection."""
+
+    def __init__(self, wire: HttpWire, answer: http.client.HTTPResponse, size: int, name: str) -> None:
+        self._wire = wire
+        self._answer = answer
+        self._left = size
+        self._name = name
+
+    def readinto(self, buffer: memoryview) -> int:
+        """See Range.readinto."""
+        try:
+            count = self._answer.readinto(buffer[: self._left])
+        except (OSError, http.client.HTTPException) as error:
+            raise WireError("cut", f"{self._name} was cut off ({error or type(error).__name__})") from None
+        self._left -= count
+        return count
+
+    def close(self) -> None:
+        """See Range.close."""
+        if self._left:
+            self._wire.drop()
+        else:
+            self._answer.close()
+
+
+class HttpWire(Wire):
+    """Objects over HTTP(S): a plain web server, or the JSON API of Google Cloud Storage (`bucket` given).
+
+    Where `bucket` is given, names are looked up in it below `prefix`, reads are pinned to a generation, and requests
+    carry `token`.
+    """
+
+    def __init__(self, origin: str, prefix: str, bucket: str = "", token: Token | None = None) -> None:
+        self._site = Site(origin)
+        self._origin = origin
+        self._prefix = prefix
+        self._bucket = bucket
+        self._token = token
+
+    def open(self, name: str, offset: int, size: int, generation: int | None) -> Range:
+        """See Wire.open."""
+        answer = self._get(name, generation, {"Range": f"bytes={offset}-{offset + size - 1}"})
+        length = answer.getheader("Content-Length")
+        span = (answer.getheader("Content-Range") or "").partition("/")[0]
+        asked = answer.status == 206 and span == f"bytes {offset}-{offset + size - 1}"
+        whole = answer.status == 200 and offset == 0
+        if not (asked or whole) or length != str(size):
+            self.drop()
+            raise WireError(
+                "cut", f"{name}: asked for {size} bytes from {offset} on, the server offers {span or length}"
+            )
+        return HttpRange(self, answer, size, name)
+
+    def read(self, name: str) -> bytes:
+        """See Wire.read."""
+        answer = self._get(name, None, {})
+        try:
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.drop()
+            raise WireError("cut", f"{name} was cut off ({error})") from None
+        return text
+
+    def drop(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._site.drop()
+
+    def _target(self, name: str, generation: int | None) -> str:
+        if not self._bucket:
+            return quote(f"{self._prefix}/{name}")
+        target = f"/download/storage/v1/b/{self._bucket}/o/{quote(self._prefix + name, safe='')}?alt=media"
+        return target + (f"&generation={generation}" if generation is not None else "")
+
+    def _get(self, name: str, generation: int | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        for last in (False, True):
+            try:
+                auth = self._token.headers() if self._token else {}
+                answer = self._site.get(self._target(name, generation), {**headers, **auth})
+            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+                raise WireError(
+                    "cut", f"{self._origin} did not answer ({error or type(error).__name__})"
+                ) from None
+            if answer.status in (200, 206):
+                return answer
+            self.drop()
+            if answer.status == 401 and not last and self._token and self._token.spent(auth):
+                continue
+            break
+        where = f"{name} at {self._origin}"
+        if answer.status == 404:
+            raise WireError("missing", f"{where} is not there")
+        if answer.status in (401, 403):
+            raise WireError(
+                "denied",
+                f"{where} may not be read ({answer.status}); give this machine's service account the role "
+                "roles/storage.objectViewer on the bucket",
+            )
+        if answer.status in BUSY:
+            wait_s = retry_after_s(answer.getheader("Retry-After"))
+            raise WireError("busy", f"{where}: the server is busy ({answer.status})", wait_s)
+        raise WireError("cut", f"{where}: the server answered {answer.status}")
+
+
+_TOKEN = Token()
+
+
+def open_wire(url: str) -> Wire:
+    """The wire behind `file:///path`, `http(s)://host/path` or `gs://bucket/prefix`. Raises WireError."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return FolderWire(Path(unquote(parts.path)))
+    if parts.scheme in ("http", "https") and parts.netloc:
+        return HttpWire(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).rstrip("/"))
+    if parts.scheme == "gs" and parts.netloc:
+        prefix = unquote(parts.path).strip("/")
+        return HttpWire(storage_origin(), prefix + "/" if prefix else "", parts.netloc, _TOKEN)
+    raise WireError(
+        "denied",
+        f"{url!r} is no place to pull from: give file:///path, gs://bucket/prefix or http(s)://host/path",
+    )

@@ -1,0 +1,230 @@
+"""The durable ledger: append-only events in SQLite (WAL), with a projection that is kept in the same transaction.
+
+`events` is the truth. `sessions` holds one row a session so that lists never fold everything; it can be dropped and
+built again from `events`. Two writers are fine: a transaction takes the write lock before it reads.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+from kimisession.core.cost import cost_of
+from kimisession.core.ledger import Event, Session, decode, encode, fold
+from kimisession.errors import KimiError
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    session TEXT NOT NULL,
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX events_session ON events (session, seq);
+CREATE TABLE sessions (
+    session TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    state TEXT NOT NULL,
+    live INTEGER NOT NULL,
+    profile TEXT NOT NULL,
+    infra TEXT NOT NULL,
+    requested_at TEXT NOT NULL,
+    ended_at TEXT,
+    reason TEXT NOT NULL,
+    usd TEXT NOT NULL,
+    seconds INTEGER NOT NULL,
+    stand_in INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX one_live_name ON sessions (name) WHERE live = 1;
+CREATE INDEX sessions_live ON sessions (live, requested_at);
+"""
+
+
+class NameTaken(KimiError):
+    """A live session has this name already."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a list. `usd` is final for a session that is gone, and as of its last event for a live one."""
+
+    session: str
+    name: str
+    state: str
+    live: bool
+    profile: str
+    infra: str
+    requested_at: datetime
+    ended_at: datetime | None
+    reason: str
+    usd: Decimal
+    seconds: int
+    stand_in: bool
+
+
+class Store:
+    """The ledger in one file. Opening makes it; a newer one is refused, an unwritable place is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = sqlite3.connect(path, timeout=20, isolation_level=None)
+            self._db.execute("PRAGMA busy_timeout = 20000")
+            version = self._version()
+            if version == 0:
+                self._create()
+            elif version > SCHEMA_VERSION:
+                raise KimiError(
+                    f"the ledger {path} was written by a newer kimisession (format {version}, this one knows "
+                    f"{SCHEMA_VERSION})",
+                    "upgrade kimisession, or set KIMISESSION_STATE_HOME to another folder",
+                )
+            self._db.execute("PRAGMA synchronous = FULL")  # intent must be on disk before the act
+        except (sqlite3.Error, OSError) as error:
+            raise KimiError(
+                f"the ledger {path} cannot be used: {error}",
+                "make the folder writable, or set KIMISESSION_STATE_HOME to another one",
+            ) from None
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _create(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        with self._writing():
+            if self._version() == 0:  # another process may have been quicker
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def append(self, session_id: str, events: Sequence[Event]) -> Session:
+        """Write events and the session's projection in one transaction; on disk when this returns. Raises NameTaken
+        when the name belongs to another live session, KimiError when the disk does not take it."""
+        try:
+            with self._writing():
+                for event in events:
+                    kind, body = encode(event)
+                    self._db.execute(
+                        "INSERT INTO events (session, at, kind, body) VALUES (?, ?, ?, ?)",
+                        (session_id, event.at.astimezone(UTC).isoformat(), kind, body),
+                    )
+                session = self.session(session_id)
+                self._project(session)
+        except sqlite3.IntegrityError:
+            raise NameTaken("a live session of that name exists already") from None
+        except sqlite3.Error as error:
+            raise KimiError(f"the ledger {self.path} cannot be written: {error}", "free some disk space") from None
+        return session
+
+    def _project(self, session: Session) -> None:
+        request = session.request
+        ends = [r.ended for r in session.resources if r.ended]
+        now = session.confirmed.at if session.confirmed else datetime.now(UTC)
+        cost = cost_of(session, now)
+        row = (
+            session.id,
+            session.name,
+            session.state.value,
+            int(session.live),
+            request.profile if request else "?",
+            request.infra if request else "?",
+            (request.at if request else now).astimezone(UTC).isoformat(),
+            max(ends).astimezone(UTC).isoformat() if ends and not session.live else None,
+            session.reason,
+            str(cost.usd),
+            int(max((line.seconds for line in cost.lines), default=Decimal(0))),
+            int(bool(request and request.stand_in)),
+        )
+        marks = ",".join("?" * len(row))
+        self._db.execute(
+            f"INSERT OR FAIL INTO sessions VALUES ({marks}) ON CONFLICT (session) DO UPDATE SET "  # noqa: S608
+            "name=excluded.name, state=excluded.state, live=excluded.live, profile=excluded.profile, "
+            "infra=excluded.infra, requested_at=excluded.requested_at, ended_at=excluded.ended_at, "
+            "reason=excluded.reason, usd=excluded.usd, seconds=excluded.seconds, "
+            "stand_in=excluded.stand_in",
+            row,
+        )
+
+    def session(self, session_id: str) -> Session:
+        """The fold of one session's events. A session without events is an empty one."""
+        rows = self._db.execute("SELECT kind, body FROM events WHERE session = ? ORDER BY seq", (session_id,))
+        return fold(session_id, (decode(kind, body) for kind, body in rows))
+
+    def rows(self, *, live_only: bool = False, newest: int | None = None) -> list[Row]:
+        """The list, newest first."""
+        where = "WHERE live = 1" if live_only else ""
+        limit = f"LIMIT {int(newest)}" if newest is not None else ""
+        found = self._db.execute(f"SELECT * FROM sessions {where} ORDER BY requested_at DESC {limit}")  # noqa: S608
+        return [
+            Row(
+                session,
+                name,
+                state,
+                bool(live),
+                profile,
+                infra,
+                datetime.fromisoformat(requested_at),
+                datetime.fromisoformat(ended_at) if ended_at else None,
+                reason,
+                Decimal(usd),
+                seconds,
+                bool(stand_in),
+            )
+            for (
+                session, name, state, live, profile, infra, requested_at, ended_at, reason, usd, seconds, stand_in,
+            ) in found
+        ]  # fmt: skip
+
+    def by_name(self, name: str) -> Session | None:
+        """The live session of this name, else the newest that had it, else the one with this id."""
+        found = self._db.execute(
+            "SELECT session FROM sessions WHERE name = ? OR session = ? ORDER BY live DESC, requested_at DESC LIMIT 1",
+            (name, name),
+        ).fetchone()
+        return self.session(found[0]) if found else None
+
+    def totals(self) -> tuple[int, Decimal]:
+        """How many sessions, and what they took together; stand-ins, whose price is pretended, left out."""
+        rows = self._db.execute("SELECT usd FROM sessions WHERE stand_in = 0").fetchall()
+        return len(rows), sum((Decimal(row[0]) for row in rows), Decimal(0))
+
+    def damaged(self, newest: int = 20) -> list[str]:
+        """What could not be read, newest first, among the events of live sessions and foreign rows."""
+        rows = self._db.execute(
+            "SELECT seq, kind, body FROM events WHERE session IN (SELECT session FROM sessions WHERE live = 1) "
+            "OR session NOT IN (SELECT session FROM sessions) ORDER BY seq DESC"
+        )
+        found = []
+        for seq, kind, body in rows:
+            event = decode(str(kind), str(body))
+            if not isinstance(event, Event):
+                found.append(f"record {seq}: {event.why}")
+            if len(found) >= newest:
+                break
+        return found
+
+
+def open_store(home: Path) -> Store:
+    """The ledger of a state home."""
+    return Store(home / "ledger.db")

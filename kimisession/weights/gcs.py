@@ -1,0 +1,371 @@
+"""A bucket in Google Cloud Storage.
+
+Listing, metadata, small objects, deletes and credentials are google-cloud-storage's. Only the one thing that must be
+fast is ours: the body of a resumable upload goes straight from the caller's buffer into one PUT, because the library's
+writer stores whole chunks in memory and alternates between reading and sending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from kimisession.node.web import BUSY, Site, retry_after_s
+from kimisession.node.wire import HttpWire, Range, WireError
+from kimisession.weights.bucket import Reader, Stat, Upload
+from kimisession.weights.errors import (
+    BucketDenied,
+    BucketFull,
+    Conflict,
+    Missing,
+    SessionGone,
+    TryAgain,
+    WeightsError,
+)
+
+CONNECT_S = 60.0
+
+
+class GcsBucket:
+    """A bucket, or the part of one below a prefix. `name` is the whole of it without `gs://`."""
+
+    pins_generations = True
+
+    def __init__(self, client: Any, bucket: str, prefix: str = "", *, retry: Any = None) -> None:
+        """`client` is a google.cloud.storage.Client; `retry` a google.api_core Retry for all but uploads."""
+        self.name = f"{bucket}/{prefix}".rstrip("/")
+        self.url = f"gs://{self.name}"
+        self._client = client
+        self._bucket_name = bucket
+        self._bucket = client.bucket(bucket)
+        self._prefix = prefix
+        self._retry = retry
+
+    @classmethod
+    def at(cls, url: str) -> GcsBucket:
+        """The bucket of `gs://bucket/prefix`, with the machine's own credentials. Raises WeightsError."""
+        parts = urlsplit(url)
+        prefix = parts.path.strip("/")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc):
+            raise WeightsError(f"{url!r} names no bucket", "give gs://bucket or gs://bucket/prefix")
+        try:
+            storage = importlib.import_module("google.cloud.storage")
+            retries = importlib.import_module("google.cloud.storage.retry")
+        except ImportError:
+            raise WeightsError(
+                "Google Cloud Storage needs the package google-cloud-storage",
+                "pip install 'kimisession[cloud]'",
+            ) from None
+        if os.environ.get("STORAGE_EMULATOR_HOST"):
+            credentials = importlib.import_module("google.auth.credentials")
+            client = storage.Client(
+                project="emulated",
+                credentials=credentials.AnonymousCredentials(),
+                client_options={"api_endpoint": os.environ["STORAGE_EMULATOR_HOST"]},
+            )
+        else:
+            try:
+                client = storage.Client()
+            except Exception as error:  # google.auth raises several unrelated types; each means the same here
+                raise BucketDenied(
+                    f"there are no usable Google Cloud credentials ({error})",
+                    "run 'gcloud auth application-default login'",
+                ) from None
+        retry = retries.DEFAULT_RETRY.with_timeout(60.0)
+        return cls(client, parts.netloc, prefix + "/" if prefix else "", retry=retry)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        """See Bucket.list."""
+        with self._translated(prefix):
+            for blob in self._client.list_blobs(
+                self._bucket_name,
+                prefix=self._prefix + prefix,
+                retry=self._retry,
+                fields="items(name,size,generation,crc32c),nextPageToken",
+            ):
+                yield self._stat(blob)
+
+    def stat(self, name: str) -> Stat | None:
+        """See Bucket.stat."""
+        with self._translated(name):
+            blob = self._bucket.get_blob(self._prefix + name, retry=self._retry)
+        return None if blob is None else self._stat(blob)
+
+    def read(self, name: str) -> tuple[bytes, int]:
+        """See Bucket.read."""
+        with self._translated(name):
+            blob = self._bucket.get_blob(self._prefix + name, retry=self._retry)
+            if blob is None:
+                raise Missing(f"{self.url} holds no {name}")
+            generation = int(blob.generation)
+            fixed = self._bucket.blob(self._prefix + name, generation=generation)
+            return fixed.download_as_bytes(retry=self._retry, raw_download=True), generation
+
+    def open(self, name: str, offset: int, size: int, generation: int | None = None) -> Reader:
+        """See Bucket.open."""
+        wire = HttpWire(self._origin(), self._prefix, self._bucket_name, _Auth(self._client))  # type: ignore[arg-type]
+        try:
+            return _Reader(wire, wire.open(name, offset, size, generation))
+        except WireError as error:
+            wire.drop()
+            raise _of_wire(error) from None
+
+    def write(self, name: str, content: bytes, *, replaces: int | None) -> int:
+        """See Bucket.write."""
+        blob = self._bucket.blob(self._prefix + name)
+        with self._translated(name):
+            blob.upload_from_string(
+                content,
+                content_type="application/json",
+                if_generation_match=replaces or 0,
+                checksum="crc32c",
+                retry=self._retry,
+            )
+        return int(blob.generation)
+
+    def start_upload(self, name: str, size: int) -> Upload:
+        """See Bucket.start_upload."""
+        blob = self._bucket.blob(self._prefix + name)
+        with self._translated(name):
+            uri = blob.create_resumable_upload_session(
+                content_type="application/octet-stream",
+                size=size,
+                client=self._client,
+                if_generation_match=0,
+                checksum=None,
+                retry=self._retry,
+            )
+        return GcsUpload(self.url, name, size, uri)
+
+    def resume_upload(self, name: str, size: int, uri: str) -> Upload:
+        """See Bucket.resume_upload."""
+        return GcsUpload(self.url, name, size, uri)
+
+    def delete(self, name: str, generation: int | None = None) -> None:
+        """See Bucket.delete."""
+        with contextlib.suppress(Missing), self._translated(name):
+            self._bucket.blob(self._prefix + name).delete(if_generation_match=generation, retry=self._retry)
+
+    def delete_leavings(self) -> None:
+        """See Bucket.delete_leavings. Unfinished sessions hold no object and end by themselves within a week."""
+
+    def _origin(self) -> str:
+        return str(self._client._connection.API_BASE_URL).rstrip("/")
+
+    def _stat(self, blob: Any) -> Stat:
+        return Stat(blob.name[len(self._prefix) :], int(blob.size), int(blob.generation), blob.crc32c)
+
+    @contextlib.contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        """What the library raises, as what a person can act on."""
+        errors = importlib.import_module("google.api_core.exceptions")
+        auth = importlib.import_module("google.auth.exceptions")
+        requests = importlib.import_module("requests.exceptions")
+        where = f"{name or 'the listing'} in {self.url}"
+        try:
+            yield
+        except errors.PreconditionFailed:
+            raise Conflict(f"{where} was written by someone else") from None
+        except errors.NotFound as error:
+            if "bucket" in str(error).lower() and "object" not in str(error).lower():
+                raise WeightsError(
+                    f"there is no bucket {self._bucket_name}", "create it, or correct the name"
+                ) from None
+            raise Missing(f"{where} is not there") from None
+        except errors.RetryError as error:
+            raise TryAgain(f"{where}: {error.cause or error}") from None
+        except errors.GoogleAPICallError as error:
+            raise _of_status(int(error.code or 0), where, str(error), _header(error, "Retry-After")) from None
+        except auth.GoogleAuthError as error:
+            raise BucketDenied(
+                f"Google Cloud refuses the credentials ({error})",
+                "run 'gcloud auth application-default login'",
+            ) from None
+        except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
+            raise TryAgain(f"{where}: {error}") from None
+
+
+class GcsUpload:
+    """A resumable upload: what is missing goes out as the body of one PUT."""
+
+    def __init__(self, url: str, name: str, size: int, uri: str) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise SessionGone(f"{uri!r} is no upload of {url}")
+        self.uri = uri
+        self._where = f"{name} in {url}"
+        self._name = name
+        self._size = size
+        self._site = Site(f"{parts.scheme}://{parts.netloc}", CONNECT_S)
+        self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        self._connection: http.client.HTTPConnection | None = None
+        self._at: int | None = None
+        self._made: Stat | None = None
+
+    def offset(self) -> int:
+        """See Upload.offset."""
+        self.close()
+        try:
+            self._begin(f"bytes */{self._size}", 0)
+            self._answer()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._cut(error) from None
+        assert self._at is not None
+        return self._at
+
+    def send(self, chunk: memoryview) -> None:
+        """See Upload.send."""
+        if self._at is None:
+            self.offset()
+        try:
+            if self._connection is None:
+                start = self._at or 0
+                self._begin(f"bytes {start}-{self._size - 1}/{self._size}", self._size - start)
+            assert self._connection is not None
+            self._connection.send(chunk)
+        except OSError as error:
+            # A server that refuses closes before it has read everything; what it said may still be there.
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self._connection is not None:
+                    self._connection.sock.settimeout(1.0)
+                    self._answer()
+            raise self._cut(error) from None
+
+    def commit(self) -> Stat:
+        """See Upload.commit."""
+        if self._made is None:
+            try:
+                if self._connection is None:
+                    # Nothing is left to send: an empty file, or all bytes came in an earlier life.
+                    self._begin(f"bytes */{self._size}", 0)
+                self._answer()
+            except (OSError, http.client.HTTPException) as error:
+                raise self._cut(error) from None
+        if self._made is None:
+            raise TryAgain(f"{self._where} has not all of its {self._size} bytes yet")
+        return self._made
+
+    def cancel(self) -> None:
+        """See Upload.cancel."""
+        self.close()
+        try:
+            connection, _ = self._site.connection()
+            connection.request("DELETE", self._target, headers={"Content-Length": "0"})
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            pass  # it ends by itself within a week
+        self.close()
+
+    def close(self) -> None:
+        """See Upload.close."""
+        self._site.drop()
+        self._connection = None
+
+    def _begin(self, span: str, length: int) -> None:
+        connection, _ = self._site.connection()
+        connection.putrequest("PUT", self._target, skip_accept_encoding=True)
+        connection.putheader("Content-Length", str(length))
+        connection.putheader("Content-Range", span)
+        connection.endheaders()
+        self._connection = connection
+
+    def _answer(self) -> None:
+        """Read what the store says: done (200), so far (308), or why not."""
+        assert self._connection is not None
+        answer = self._connection.getresponse()
+        text = answer.read(2**20)
+        self.close()
+        if answer.status == 308:
+            last = re.fullmatch(r"bytes=0-(\d+)", answer.getheader("Range") or "")
+            self._at = int(last.group(1)) + 1 if last else 0
+        elif answer.status in (200, 201):
+            try:
+                found = json.loads(text)
+                self._made = Stat(
+                    self._name, int(found["size"]), int(found["generation"]), str(found["crc32c"])
+                )
+            except (ValueError, KeyError, TypeError):
+                raise TryAgain(f"{self._where}: the store's answer cannot be read") from None
+            self._at = self._size
+        elif answer.status in (404, 410, 499):
+            raise SessionGone(f"{self._where}: the store no longer knows this upload")
+        elif answer.status == 412:
+            raise Conflict(f"{self._where} already exists")
+        else:
+            message = text[:300].decode("utf-8", "replace")
+            raise _of_status(answer.status, self._where, message, answer.getheader("Retry-After"))
+
+    def _cut(self, error: Exception) -> TryAgain:
+        self.close()
+        return TryAgain(f"{self._where}: the connection was cut ({error or type(error).__name__})")
+
+
+class _Auth:
+    """The library's credentials as the wire's token."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def headers(self) -> dict[str, str]:
+        credentials = self._client._credentials
+        found: dict[str, str] = {}
+        if not credentials.valid or credentials.token:
+            transport = importlib.import_module("google.auth.transport.requests")
+            credentials.before_request(transport.Request(), "GET", "", found)
+        return {key.title(): value for key, value in found.items()}
+
+    def spent(self, headers: dict[str, str]) -> bool:
+        return False
+
+
+class _Reader:
+    def __init__(self, wire: HttpWire, inner: Range) -> None:
+        self._wire, self._inner = wire, inner
+
+    def readinto(self, buffer: memoryview) -> int:
+        try:
+            return self._inner.readinto(buffer)
+        except WireError as error:
+            raise _of_wire(error) from None
+
+    def close(self) -> None:
+        self._inner.close()
+        self._wire.drop()
+
+
+def _of_wire(error: WireError) -> WeightsError:
+    if error.kind == "missing":
+        return Missing(error.message)
+    if error.kind == "denied":
+        return BucketDenied(error.message)
+    return TryAgain(error.message, error.retry_after_s)
+
+
+def _header(error: Any, name: str) -> str | None:
+    response = getattr(error, "response", None)
+    value = getattr(response, "headers", {}).get(name)
+    return None if value is None else str(value)
+
+
+def _of_status(status: int, where: str, message: str, retry_after: str | None) -> WeightsError:
+    """An answer of the store, as what a person can act on."""
+    text = message.lower()
+    if status == 507 or (status in (403, 429) and ("quotaexceeded" in text or "quota exceeded" in text)):
+        return BucketFull(
+            f"{where}: the store's quota is used up", "raise the quota or free space, then go on"
+        )
+    if status in BUSY:
+        return TryAgain(f"{where}: the store is busy ({status})", retry_after_s(retry_after))
+    if status in (401, 403):
+        return BucketDenied(
+            f"{where} may not be written or read ({status})",
+            "give the account the role roles/storage.objectAdmin on the bucket",
+        )
+    return WeightsError(f"{where}: the store answered {status}", message[:200].replace("\n", " "))

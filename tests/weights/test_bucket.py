@@ -1,0 +1,121 @@
+"""What every bucket promises. Buckets that need a server add themselves in `BUCKETS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kimisession.weights.bucket import Bucket, FolderBucket, open_bucket
+from kimisession.weights.errors import Conflict, Missing, SessionGone, WeightsError
+from kimisession.weights.manifest import Hashing
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Bucket:
+    return FolderBucket(tmp_path / "bucket")
+
+
+def put(bucket: Bucket, name: str, content: bytes) -> None:
+    upload = bucket.start_upload(name, len(content))
+    upload.send(memoryview(content))
+    upload.commit()
+    upload.close()
+
+
+def get(bucket: Bucket, name: str, offset: int, size: int) -> bytes:
+    reader = bucket.open(name, offset, size)
+    found = b""
+    buffer = memoryview(bytearray(7))
+    while count := reader.readinto(buffer):
+        found += bytes(buffer[:count])
+    reader.close()
+    return found
+
+
+def test_an_object_comes_into_being_at_commit_and_not_before(bucket: Bucket) -> None:
+    upload = bucket.start_upload("a/shard", 6)
+    upload.send(memoryview(b"abc"))
+    upload.close()
+    assert bucket.stat("a/shard") is None
+    upload = bucket.resume_upload("a/shard", 6, upload.uri)
+    assert upload.offset() <= 3
+    upload.send(memoryview(b"abcdef"[upload.offset() :]))
+    assert upload.commit().size == 6
+    assert get(bucket, "a/shard", 2, 3) == b"cde"
+
+
+def test_what_the_store_says_is_stored_is_the_crc32c_of_the_bytes(bucket: Bucket) -> None:
+    put(bucket, "x", b"hello world" * 1000)
+    hashing = Hashing(1 << 20)
+    hashing.update(memoryview(b"hello world" * 1000))
+    found = bucket.stat("x")
+    assert found is not None
+    assert (found.size, found.crc32c) == (11000, hashing.crc32c)
+
+
+def test_a_second_object_of_one_name_is_a_conflict_and_the_first_stays(bucket: Bucket) -> None:
+    put(bucket, "x", b"first")
+    with pytest.raises(Conflict):
+        put(bucket, "x", b"other")
+    assert get(bucket, "x", 0, 5) == b"first"
+
+
+def test_a_write_holds_its_precondition(bucket: Bucket) -> None:
+    first = bucket.write("c.json", b"1", replaces=None)
+    with pytest.raises(Conflict):
+        bucket.write("c.json", b"2", replaces=None)
+    second = bucket.write("c.json", b"3", replaces=first)
+    with pytest.raises(Conflict):
+        bucket.write("c.json", b"4", replaces=first)
+    assert bucket.read("c.json") == (b"3", second)
+    with pytest.raises(Conflict):
+        bucket.delete("c.json", first)
+    bucket.delete("c.json", second)
+    with pytest.raises(Missing):
+        bucket.read("c.json")
+
+
+def test_deleting_what_is_gone_is_fine(bucket: Bucket) -> None:
+    bucket.delete("nothing/here")
+    put(bucket, "x", b"1")
+    bucket.delete("x")
+    bucket.delete("x")
+    assert list(bucket.list()) == []
+
+
+def test_a_listing_has_names_and_sizes(bucket: Bucket) -> None:
+    put(bucket, "b/2", b"22")
+    put(bucket, "a", b"1")
+    put(bucket, "b/1", b"")
+    assert [(stat.name, stat.size) for stat in bucket.list()] == [("a", 1), ("b/1", 0), ("b/2", 2)]
+    assert [stat.name for stat in bucket.list("b/")] == ["b/1", "b/2"]
+
+
+def test_a_cancelled_upload_is_gone(bucket: Bucket) -> None:
+    upload = bucket.start_upload("x", 10)
+    upload.send(memoryview(b"abc"))
+    upload.cancel()
+    upload.cancel()
+    with pytest.raises(SessionGone):
+        bucket.resume_upload("x", 10, upload.uri).offset()
+
+
+def test_reading_what_is_not_there_says_so(bucket: Bucket) -> None:
+    with pytest.raises(Missing):
+        bucket.open("x", 0, 1).readinto(memoryview(bytearray(1)))
+
+
+@pytest.mark.parametrize("url", ["", "s3://x", "file://host/x", "ftp://x/y"])
+def test_what_is_no_bucket_is_told_what_is(url: str) -> None:
+    with pytest.raises(WeightsError) as caught:
+        open_bucket(url)
+    assert "file:///" in caught.value.hint
+
+
+def test_a_folder_without_write_permission_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    if (tmp_path / "locked").stat().st_uid == 0:
+        pytest.skip("root may write everywhere")
+    with pytest.raises(WeightsError):
+        open_bucket(str(tmp_path / "locked" / "bucket")).write("x", b"", replaces=None)
