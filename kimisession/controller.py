@@ -113,6 +113,7 @@ class Controller:
                     budget_at=quote.budget_at,
                     engine_flags=" ".join(f"{k}={v}" for k, v in quote.flags.items()),
                     stand_in=quote.stand_in,
+                    pretended=quote.pretended,
                 )
             ],
         )

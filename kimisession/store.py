@@ -39,7 +39,7 @@ CREATE TABLE sessions (
     reason TEXT NOT NULL,
     usd TEXT NOT NULL,
     seconds INTEGER NOT NULL,
-    stand_in INTEGER NOT NULL
+    pretended INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX one_live_name ON sessions (name) WHERE live = 1;
 CREATE INDEX sessions_live ON sessions (live, requested_at);
@@ -65,7 +65,7 @@ class Row:
     reason: str
     usd: Decimal
     seconds: int
-    stand_in: bool
+    pretended: bool
 
 
 class Store:
@@ -154,7 +154,7 @@ class Store:
             session.reason,
             str(cost.usd),
             int(max((line.seconds for line in cost.lines), default=Decimal(0))),
-            int(bool(request and request.stand_in)),
+            int(bool(request and request.pretended)),
         )
         marks = ",".join("?" * len(row))
         self._db.execute(
@@ -162,7 +162,7 @@ class Store:
             "name=excluded.name, state=excluded.state, live=excluded.live, profile=excluded.profile, "
             "infra=excluded.infra, requested_at=excluded.requested_at, ended_at=excluded.ended_at, "
             "reason=excluded.reason, usd=excluded.usd, seconds=excluded.seconds, "
-            "stand_in=excluded.stand_in",
+            "pretended=excluded.pretended",
             row,
         )
 
@@ -189,10 +189,10 @@ class Store:
                 reason,
                 Decimal(usd),
                 seconds,
-                bool(stand_in),
+                bool(pretended),
             )
             for (
-                session, name, state, live, profile, infra, requested_at, ended_at, reason, usd, seconds, stand_in,
+                session, name, state, live, profile, infra, requested_at, ended_at, reason, usd, seconds, pretended,
             ) in found
         ]  # fmt: skip
 
@@ -205,8 +205,8 @@ class Store:
         return self.session(found[0]) if found else None
 
     def totals(self) -> tuple[int, Decimal]:
-        """How many sessions, and what they took together; stand-ins, whose price is pretended, left out."""
-        rows = self._db.execute("SELECT usd FROM sessions WHERE stand_in = 0").fetchall()
+        """How many sessions, and what they took together; those with a pretended price left out."""
+        rows = self._db.execute("SELECT usd FROM sessions WHERE pretended = 0").fetchall()
         return len(rows), sum((Decimal(row[0]) for row in rows), Decimal(0))
 
     def damaged(self, newest: int = 20) -> list[str]:

@@ -72,6 +72,7 @@ def receipt_data(session: Session) -> dict[str, object]:
         "state": session.state.value,
         "reason": session.reason or None,
         "stand_in": bool(session.request and session.request.stand_in),
+        "pretended": bool(session.request and session.request.pretended),
         "usd": cost.usd,
         "final": cost.final,
         "unpriced": list(cost.unpriced),
@@ -118,15 +119,16 @@ def run_cost(name: str | None, newest: int, json: bool) -> None:
         cost = cost_of(session_now, now) if session_now else None
         usd = cost.usd if cost else row.usd
         seconds = max((line.seconds for line in cost.lines), default=Decimal(0)) if cost else Decimal(row.seconds)
-        mark = "pretended" if row.stand_in else ("so far" if row.live else "")
+        mark = "pretended" if row.pretended else ("so far" if row.live else "")
         ended = REASONS.get(row.reason, row.reason) if not row.live else row.state
         lines.append(
             (row.name, f"{row.requested_at:%Y-%m-%d %H:%M}", span(float(seconds)), cents(usd), mark, row.profile, ended)
         )
     show.table(("NAME", "BEGAN (UTC)", "UP", "COST", "", "PROFILE", "END"), lines, frozenset({2, 3}))
-    if count:
-        show.out(f"{count} sessions of real engines took {cents(total)} in all")
-    else:
-        show.out("nothing was billed: every session here was a stand-in, or none has begun")
+    show.out(
+        f"{count} {'session' if count == 1 else 'sessions'} took {cents(total)} in all"
+        if count
+        else "nothing was billed: every price here was pretended"
+    )
     show.next_step("kimisession cost NAME shows a receipt")
     raise_if_loud(list(live.values()))

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import textwrap
 
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller, pick, pick_live
@@ -11,7 +12,6 @@ from kimisession.cli.sessions import (
     ended_at,
     ends_text,
     page,
-    pretended,
     receipt,
     seconds_since,
     spent,
@@ -179,7 +179,7 @@ def run_test(name: str | None, max_tokens: int, json: bool) -> None:
                     f"{check.seconds:.2f}",
                     str(answer.completion_tokens),
                     f"{check.tokens_per_second:.0f}",
-                    " ".join(text.split()),
+                    textwrap.shorten(text, 90, placeholder=" ..."),
                 )
             )
             data.append(
@@ -195,11 +195,11 @@ def run_test(name: str | None, max_tokens: int, json: bool) -> None:
     if json:
         show.as_json("test", data)
         return
-    show.out(f"{show.paint(session.request.served_name, 'bold', sys.stdout)}{pretended_model(session)}")
+    show.out(f"{show.paint(session.request.served_name, 'bold', sys.stdout)}{no_model(session)}")
     show.table(("QUESTION", "SECONDS", "TOKENS", "TOK/S", "ANSWER"), rows, frozenset({1, 2, 3}))
     show.next_step(f"kimisession connect {session.name}, kimisession status {session.name} --watch")
 
 
-def pretended_model(session: Session) -> str:
+def no_model(session: Session) -> str:
     """Says that no model was run, where none was."""
-    return "  stand-in engine: no model was run" if pretended(session) else ""
+    return "  stand-in engine: no model was run" if session.request and session.request.stand_in else ""

@@ -129,7 +129,7 @@ def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, 
 
 def pretended(session: Session) -> str:
     """A mark on every dollar of a session whose price is pretended."""
-    return " (pretended)" if session.request and session.request.stand_in else ""
+    return " (pretended)" if session.request and session.request.pretended else ""
 
 
 def state_text(session: Session, seen: Observation) -> str:
@@ -142,7 +142,8 @@ def state_text(session: Session, seen: Observation) -> str:
 def why_text(session: Session) -> str:
     """The reason of the end, with the evidence."""
     text = REASONS.get(session.reason, session.reason)
-    return f"{text}: {session.ended.evidence}" if session.ended else text
+    evidence = session.ended.evidence if session.ended else ""
+    return evidence if evidence.startswith(text) else f"{text}: {evidence}" if evidence else text
 
 
 def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any]:
@@ -156,6 +157,7 @@ def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any
         "profile": request.profile if request else None,
         "infra": request.infra if request else None,
         "stand_in": bool(request and request.stand_in),
+        "pretended": bool(request and request.pretended),
         "endpoint": f"http://127.0.0.1:{request.port}/v1" if request and session.state is State.READY else None,
         "model": request.served_name if request else None,
         "began_at": began,

@@ -40,7 +40,8 @@ class SessionRequested(Event):
     budget_usd: Decimal | None
     budget_at: datetime | None
     engine_flags: str
-    stand_in: bool
+    stand_in: bool  # no model is run
+    pretended: bool  # the price is one that nobody bills
 
 
 @dataclass(frozen=True)

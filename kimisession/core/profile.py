@@ -86,10 +86,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars per hour of the whole machine, and where that figure is from."""
+    """Dollars per hour of the whole machine, and where that figure is from. `pretended`: nobody will send a bill."""
 
     usd_per_hour: Decimal
     ground: str
+    pretended: bool = False
 
 
 @dataclass(frozen=True)

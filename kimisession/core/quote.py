@@ -57,6 +57,11 @@ class Quote:
         return _STAND_IN in self.profile.engine.command
 
     @property
+    def pretended(self) -> bool:
+        """Whether the price is one that nobody will bill. A price that the user stated is taken seriously."""
+        return self.profile.price.pretended and self.choices.usd_per_hour is None
+
+    @property
     def served_name(self) -> str:
         """The model's name for clients; a stand-in's says so."""
         name = self.profile.model.served_name

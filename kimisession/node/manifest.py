@@ -98,9 +98,7 @@ def check_path(path: str, where: str = "path") -> str:
     if any(segment in (".", "..") for segment in segments):
         raise ManifestError(f"{where}: {path!r} leaves its folder; names with '.' or '..' are refused")
     if len(path) > 900 or not all(_SEGMENT.fullmatch(segment) for segment in segments):
-        raise ManifestError(
-            f"{where}: {path!r} has an empty segment or characters outside A-Z a-z 0-9 _.+=@,-"
-        )
+        raise ManifestError(f"{where}: {path!r} has an empty segment or characters outside A-Z a-z 0-9 _.+=@,-")
     if segments[0].startswith(".kimisession"):
         raise ManifestError(f"{where}: {path!r} is a name that kimisession keeps for itself")
     return path
@@ -201,9 +199,7 @@ def entry_from_json(value: object, source: str, part_bytes: int, key: str) -> Fi
         part = _Keys(item, source, f"{key}.parts[{number}]", ("offset", "size", "crc32c", "sha256"))
         part.check()
         if part.number("offset", 0) != offset or part.number("size", 1) != min(part_bytes, size - offset):
-            raise ManifestError(
-                f"{source}: {key}.parts[{number}]: parts of {path} do not tile its {size} bytes"
-            )
+            raise ManifestError(f"{source}: {key}.parts[{number}]: parts of {path} do not tile its {size} bytes")
         parts.append(Part(offset, part.number("size", 1), part.crc32c("crc32c"), part.sha256("sha256")))
         offset += parts[-1].size
     if offset != size:

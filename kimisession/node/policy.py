@@ -136,7 +136,7 @@ def user(seen: Seen, limits: Limits, now: float) -> Due | None:
 
 def hard_cap(seen: Seen, limits: Limits, now: float) -> Due | None:
     """Needs no scrape: a busy session ends at its cap too."""
-    return Due(limits.hard_cap_at, f"hard cap, {span(now - seen.started_at)} after the keeper started")
+    return Due(limits.hard_cap_at, f"hard cap, up for {span(now - seen.started_at)}")
 
 
 def over_budget(seen: Seen, limits: Limits, now: float) -> Due | None:

@@ -92,17 +92,13 @@ def say(value: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, pull, and turn the end into an exit code."""
-    parser = argparse.ArgumentParser(
-        prog="kimisession.node.pull", description="Pull sealed weights, verified."
-    )
+    parser = argparse.ArgumentParser(prog="kimisession.node.pull", description="Pull sealed weights, verified.")
     parser.add_argument(
         "--from", dest="url", required=True, help="gs://bucket/prefix, http(s)://host/path or file:///folder"
     )
     parser.add_argument("--to", required=True, help="the folder that the engine will load from")
     cores = cores_here()
-    parser.add_argument(
-        "--processes", type=int, default=max(1, min(16, cores)), help="default: cores, at most 16"
-    )
+    parser.add_argument("--processes", type=int, default=max(1, min(16, cores)), help="default: cores, at most 16")
     parser.add_argument("--threads", type=int, default=4, help="connections per process (default 4)")
     chosen = parser.parse_args(arguments)
     if chosen.processes < 1 or chosen.threads < 1:
@@ -171,9 +167,7 @@ def read_manifest(url: str) -> Manifest:
         return decode(open_wire(url).read(SEAL), f"{url}/{SEAL}")
     except WireError as error:
         if error.kind == "missing":
-            raise PullError(
-                NOT_SEALED, f"{url} is not sealed, so it is not served; run 'kimisession seed'"
-            ) from None
+            raise PullError(NOT_SEALED, f"{url} is not sealed, so it is not served; run 'kimisession seed'") from None
         raise PullError(OTHER, error.message) from None
     except ManifestError as error:
         raise PullError(OTHER, f"{error}") from None
@@ -189,9 +183,7 @@ def take_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> int:
             return lock
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise PullError(
-                    OTHER, f"another pull into {folder} is running; wait for it or stop it"
-                ) from None
+                raise PullError(OTHER, f"another pull into {folder} is running; wait for it or stop it") from None
             time.sleep(0.05)
 
 
@@ -271,9 +263,7 @@ def preallocate(folder: Path, manifest: Manifest) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise PullError(NO_SPACE, f"{folder} is full; choose another --to or a larger disk") from None
-            raise PullError(
-                OTHER, f"{path} cannot be written: {error.strerror}; choose another --to"
-            ) from None
+            raise PullError(OTHER, f"{path} cannot be written: {error.strerror}; choose another --to") from None
 
 
 def reserve(file: int, size: int) -> None:
@@ -476,9 +466,7 @@ class Crew:
                 self._window = max(1.0, self._window / 2)
             wait_s = value.get("retry_after_s")
             if wait_s is None:
-                wait_s = min(
-                    LONGEST_WAIT_S, 0.05 * 2 ** (self._failures // (self._processes * self._threads))
-                )
+                wait_s = min(LONGEST_WAIT_S, 0.05 * 2 ** (self._failures // (self._processes * self._threads)))
             self._not_before = max(self._not_before, time.monotonic() + min(LONGEST_WAIT_S, wait_s))
         self._todo.appendleft(job)
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from kimisession.node.phases import PHASES
 from kimisession.node.standin_api import Api, Served
-from kimisession.node.standin_faults import Fault, die, parse_fault, strike
+from kimisession.node.standin_faults import FAILURES, HANGS, OTHERS, Fault, die, parse_fault, strike
 from kimisession.node.standin_log import APISERVER, Line, Log, cold_start
 
 SUFFIX = "-stand-in"
@@ -114,7 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reasoning-tokens", type=int, default=24, help="of one chat answer, before its content")
     parser.add_argument("--phase-seconds", type=_seconds_per_phase, default=PHASE_SECONDS, metavar="boot=1,load=3,...")
     parser.add_argument("--workers", type=int, default=0, help="child processes, as vLLM's engine core and workers")
-    parser.add_argument("--fault", type=_fault, action="append", default=[], metavar="NAME[@PHASE] or NAME=SECONDS")
+    parser.add_argument(
+        "--fault",
+        type=_fault,
+        action="append",
+        default=[],
+        metavar="NAME[@PHASE]|NAME=SECONDS",
+        help=f"repeatable; one of {', '.join((*FAILURES, *HANGS, *OTHERS))}",
+    )
     for flag in _IGNORED_WITH_VALUE:
         parser.add_argument(flag, help=argparse.SUPPRESS)
     for flag in _IGNORED_SWITCHES:

@@ -125,7 +125,7 @@ class Api:
         try:
             keep_alive = True
             while keep_alive:
-                request = await _read_request(reader)
+                request = await _read_request(reader, writer)
                 keep_alive = request.headers.get("connection", "").lower() != "close"
                 reply = Reply(writer, keep_alive, partial(self._log_access, peer, request))
                 try:
@@ -141,10 +141,9 @@ class Api:
         self._say(f'{peer} - "{request.method} {request.path} HTTP/1.1" {status}')
 
     async def _route(self, request: Request, reply: Reply) -> None:
-        path = urlsplit(request.path).path
-        if path.startswith("/v1") and not self._knows(request.headers.get("authorization", "")):
+        if request.path.startswith("/v1") and not self._knows(request.headers.get("authorization", "")):
             raise Refusal(HTTPStatus.UNAUTHORIZED, {"error": "Unauthorized"})
-        methods = _ROUTES.get(path)
+        methods = _ROUTES.get(request.path)
         if methods is None:
             raise Refusal(HTTPStatus.NOT_FOUND, {"detail": "Not Found"})
         if request.method not in methods:
@@ -333,13 +332,15 @@ class _Connection(asyncio.StreamReaderProtocol):
             self._talk.cancel()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request:
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
     """Read one request; ValueError for what is no HTTP or has a body of unknown or absurd length."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    first, *fields = head.split("\r\n")
-    method, path, _ = first.split(" ", 2)
-    headers = {name.strip().lower(): value.strip() for name, _, value in (f.partition(":") for f in fields if f)}
+    first, *fields = head.rstrip().split("\r\n")
+    method, target, _ = first.split(" ", 2)
+    headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
     length = int(headers.get("content-length", "0"))
     if "transfer-encoding" in headers or not 0 <= length <= _MAX_BODY_BYTES:
         raise ValueError("the stand-in reads bodies with a Content-Length only")
-    return Request(method, path, headers, await reader.readexactly(length))
+    if headers.get("expect", "").lower() == "100-continue":  # curl asks before it sends a long prompt
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return Request(method, urlsplit(target).path, headers, await reader.readexactly(length))

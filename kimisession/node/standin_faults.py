@@ -19,7 +19,7 @@ from kimisession.node.phases import PHASES
 from kimisession.node.standin_log import APISERVER, ENGINE, Log
 
 ORPHAN_SLEEPS_S = 600
-FLOOD_LINES = 200_000
+FLOOD_LINES = 50_000
 FLOOD_LONG_LINE_BYTES = 2**20
 
 
@@ -84,7 +84,12 @@ OTHERS = {
     "metrics-500": "",
     "slow-metrics": "",
 }
-"""Faults that the cold start survives, and the phase where they act; without one, on a server that serves."""
+"""Faults that the cold start survives, and the phase where they act; without one, on a server that serves.
+
+orphan leaves a process behind, deaf ignores SIGTERM, flood-log writes some 9 MB and one line of a MiB; stall lets no
+token move after the first completion, die-after=SECONDS ends the engine so long after its port opened, metrics-500
+and slow-metrics=SECONDS answer /metrics with an error, or late.
+"""
 
 
 @dataclass(frozen=True)

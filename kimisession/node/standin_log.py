@@ -5,13 +5,14 @@ Wording and places are those of vLLM 0.19.1's wheel; what is made up says "stand
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_STDOUT, _STDERR = 1, 2
 APISERVER, ENGINE, WORKER = "APIServer", "EngineCore_DP0", "Worker_TP0"
 
 KV_BYTES_PER_TOKEN = 70_272  # Kimi K2's MLA: 61 layers x 576 x 2 bytes (public write-up, Feb 2026)
@@ -40,8 +41,7 @@ class Log:
             return self.info(line.process, line.place, line.text)
         head = "\r" if self._drawing else self._prefix(line.process)
         self._drawing = line.redraws
-        print(head + line.text, end="" if line.redraws else "\n", file=sys.stderr, flush=True)
-        return None
+        return _put(_STDERR, head + line.text + ("" if line.redraws else "\n"))
 
     def info(self, process: str, place: str, message: str) -> None:
         """Print "(process pid=1) INFO 02-11 10:00:00 [place] message"."""
@@ -54,14 +54,22 @@ class Log:
 
     def uvicorn(self, message: str) -> None:
         """Print one of uvicorn's own lines."""
-        print(f"{self._prefix(APISERVER)}INFO:     {message}", file=sys.stderr, flush=True)
+        _put(_STDERR, f"{self._prefix(APISERVER)}INFO:     {message}\n")
 
     def _message(self, process: str, level: str, place: str, message: str) -> None:
         head = f"{level} {time.strftime('%m-%d %H:%M:%S')} [{place}] " if place else ""
-        print(f"{self._prefix(process)}{head}{message}", flush=True)
+        _put(_STDOUT, f"{self._prefix(process)}{head}{message}\n")
 
     def _prefix(self, process: str) -> str:
         return f"({process} pid={os.getpid()}) "
+
+
+def _put(descriptor: int, text: str) -> None:
+    """Write at once. A reader that is gone changes nothing: vLLM lives on without its log, and so must we."""
+    data = memoryview(text.encode())
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(descriptor, data) :]
 
 
 def cold_start(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from kimisession.node.web import BUSY, Site, Token, retry_after_s, storage_origin
@@ -21,6 +23,16 @@ class WireError(Exception):
         self.kind = kind
         self.message = message
         self.retry_after_s = retry_after_s
+
+
+class Auth(Protocol):
+    """Whatever knows the Authorization header."""
+
+    def headers(self) -> dict[str, str]:
+        """The header, or nothing. May raise OSError, HTTPException, ValueError or KeyError."""
+
+    def spent(self, headers: Mapping[str, str]) -> bool:
+        """Tell that these headers were refused; whether another try makes sense."""
 
 
 class Range:
@@ -125,11 +137,11 @@ class HttpRange(Range):
 class HttpWire(Wire):
     """Objects over HTTP(S): a plain web server, or the JSON API of Google Cloud Storage (`bucket` given).
 
-    Where `bucket` is given, names are looked up in it below `prefix`, reads are pinned to a generation, and requests
-    carry `token`.
+    Where `bucket` is given, names are looked up in it below `prefix`, reads are pinned to a generation, and
+    requests carry `token`.
     """
 
-    def __init__(self, origin: str, prefix: str, bucket: str = "", token: Token | None = None) -> None:
+    def __init__(self, origin: str, prefix: str, bucket: str = "", token: Auth | None = None) -> None:
         self._site = Site(origin)
         self._origin = origin
         self._prefix = prefix
@@ -145,9 +157,7 @@ class HttpWire(Wire):
         whole = answer.status == 200 and offset == 0
         if not (asked or whole) or length != str(size):
             self.drop()
-            raise WireError(
-                "cut", f"{name}: asked for {size} bytes from {offset} on, the server offers {span or length}"
-            )
+            raise WireError("cut", f"{name}: asked for {size} bytes from {offset} on, was offered {span or length}")
         return HttpRange(self, answer, size, name)
 
     def read(self, name: str) -> bytes:
@@ -176,9 +186,7 @@ class HttpWire(Wire):
                 auth = self._token.headers() if self._token else {}
                 answer = self._site.get(self._target(name, generation), {**headers, **auth})
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                raise WireError(
-                    "cut", f"{self._origin} did not answer ({error or type(error).__name__})"
-                ) from None
+                raise WireError("cut", f"{self._origin} did not answer ({error or type(error).__name__})") from None
             if answer.status in (200, 206):
                 return answer
             self.drop()

@@ -11,6 +11,7 @@ Run `python -m kimisession.rehearsal.mini_kimi DIR` to make one.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -299,9 +300,7 @@ def _tensors(shape: Shape, seed: int, vocabulary: dict[str, int]) -> Iterator[Te
         yield linear(f"{attention}.q_b_proj", heads * key, shape.q_lora_rank)
         yield linear(f"{attention}.kv_a_proj_with_mqa", shape.kv_lora_rank + shape.qk_rope_head_dim, hidden)
         yield norm(f"{attention}.kv_a_layernorm", shape.kv_lora_rank)
-        yield linear(
-            f"{attention}.kv_b_proj", heads * (shape.qk_nope_head_dim + shape.v_head_dim), shape.kv_lora_rank
-        )
+        yield linear(f"{attention}.kv_b_proj", heads * (shape.qk_nope_head_dim + shape.v_head_dim), shape.kv_lora_rank)
         yield linear(f"{attention}.o_proj", hidden, heads * shape.v_head_dim)
         yield norm(f"{prefix}.post_attention_layernorm", hidden)
         if layer < shape.first_k_dense_replace:
@@ -371,7 +370,7 @@ def _head(seed: int, script: Sequence[int]) -> Callable[[Tensor], bytes]:
         table = _bf16_noise(f"{seed} head", tensor.size_bytes, QUIET)
         head = [table[row * 2 * columns : (row + 1) * 2 * columns] for row in range(rows)]
         embedding = _embedding_rows(seed, tensor.shape, script)
-        for before, after in zip(script, script[1:], strict=False):
+        for before, after in itertools.pairwise(script):
             head[after] = embedding[before]
         return b"".join(head)
 

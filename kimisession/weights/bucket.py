@@ -162,9 +162,7 @@ class FolderBucket:
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Bucket.list."""
         for folder, folders, names in os.walk(self.path):
-            folders[:] = sorted(
-                folder_name for folder_name in folders if Path(folder, folder_name) != self._uploads
-            )
+            folders[:] = sorted(folder_name for folder_name in folders if Path(folder, folder_name) != self._uploads)
             for name in sorted(names):
                 path = Path(folder, name)
                 found = path.relative_to(self.path).as_posix()
@@ -375,9 +373,7 @@ def _translated(url: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise BucketFull(
-                f"{url} has no room left", "free some space, then type the same command again"
-            ) from error
+            raise BucketFull(f"{url} has no room left", "free some space, then type the same command again") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise BucketDenied(f"{url} cannot be written", "choose a folder that you may write") from error
         raise

@@ -1,8 +1,8 @@
 """A bucket in Google Cloud Storage.
 
-Listing, metadata, small objects, deletes and credentials are google-cloud-storage's. Only the one thing that must be
-fast is ours: the body of a resumable upload goes straight from the caller's buffer into one PUT, because the library's
-writer stores whole chunks in memory and alternates between reading and sending.
+Listing, metadata, small objects, deletes and credentials are google-cloud-storage's. Only what must be fast is
+ours: the body of a resumable upload goes straight from the caller's buffer into one PUT, because the library's
+writer keeps whole chunks in memory and alternates between reading and sending.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -110,7 +110,7 @@ class GcsBucket:
 
     def open(self, name: str, offset: int, size: int, generation: int | None = None) -> Reader:
         """See Bucket.open."""
-        wire = HttpWire(self._origin(), self._prefix, self._bucket_name, _Auth(self._client))  # type: ignore[arg-type]
+        wire = HttpWire(self._origin(), self._prefix, self._bucket_name, _Auth(self._client))
         try:
             return _Reader(wire, wire.open(name, offset, size, generation))
         except WireError as error:
@@ -288,9 +288,7 @@ class GcsUpload:
         elif answer.status in (200, 201):
             try:
                 found = json.loads(text)
-                self._made = Stat(
-                    self._name, int(found["size"]), int(found["generation"]), str(found["crc32c"])
-                )
+                self._made = Stat(self._name, int(found["size"]), int(found["generation"]), str(found["crc32c"]))
             except (ValueError, KeyError, TypeError):
                 raise TryAgain(f"{self._where}: the store's answer cannot be read") from None
             self._at = self._size
@@ -314,14 +312,12 @@ class _Auth:
         self._client = client
 
     def headers(self) -> dict[str, str]:
-        credentials = self._client._credentials
         found: dict[str, str] = {}
-        if not credentials.valid or credentials.token:
-            transport = importlib.import_module("google.auth.transport.requests")
-            credentials.before_request(transport.Request(), "GET", "", found)
+        transport = importlib.import_module("google.auth.transport.requests")
+        self._client._credentials.before_request(transport.Request(), "GET", "", found)
         return {key.title(): value for key, value in found.items()}
 
-    def spent(self, headers: dict[str, str]) -> bool:
+    def spent(self, headers: Mapping[str, str]) -> bool:
         return False
 
 
@@ -358,9 +354,7 @@ def _of_status(status: int, where: str, message: str, retry_after: str | None) -
     """An answer of the store, as what a person can act on."""
     text = message.lower()
     if status == 507 or (status in (403, 429) and ("quotaexceeded" in text or "quota exceeded" in text)):
-        return BucketFull(
-            f"{where}: the store's quota is used up", "raise the quota or free space, then go on"
-        )
+        return BucketFull(f"{where}: the store's quota is used up", "raise the quota or free space, then go on")
     if status in BUSY:
         return TryAgain(f"{where}: the store is busy ({status})", retry_after_s(retry_after))
     if status in (401, 403):

@@ -54,8 +54,11 @@ __all__ = [
 class Hashing:
     """Both checksums of a stream, for the whole and per part, with no byte kept."""
 
-    def __init__(self, part_bytes: int) -> None:
+    def __init__(self, part_bytes: int, git_size: int | None = None) -> None:
+        """With `git_size`, the size of the whole, the git blob id is computed, too (`git_sha1`)."""
         self.size = 0
+        self._git = hashlib.sha1(b"blob %d\0" % (git_size or 0), usedforsecurity=False)
+        self._git_wanted = git_size is not None
         self._part_bytes = part_bytes
         self._sha256 = hashlib.sha256()
         self._crc32c = 0
@@ -67,6 +70,8 @@ class Hashing:
     def update(self, chunk: memoryview) -> None:
         """Take the next bytes of the stream."""
         self._sha256.update(chunk)
+        if self._git_wanted:
+            self._git.update(chunk)
         self._crc32c = crc32c(chunk, self._crc32c)
         self.size += len(chunk)
         while chunk:
@@ -82,6 +87,11 @@ class Hashing:
     def sha256(self) -> str:
         """The sha256 of what came so far, in hex."""
         return self._sha256.hexdigest()
+
+    @property
+    def git_sha1(self) -> str:
+        """The git blob id, in hex; meaningful at the end of a stream whose size was told beforehand."""
+        return self._git.hexdigest()
 
     @property
     def crc32c(self) -> str:

@@ -25,9 +25,7 @@ class Patience:
     stale_s: float = 60.0
 
 
-def retrying(
-    patience: Patience, moved: Callable[[], int], sleep: Callable[[float], None]
-) -> tenacity.Retrying:
+def retrying(patience: Patience, moved: Callable[[], int], sleep: Callable[[float], None]) -> tenacity.Retrying:
     """Attempts that go on while bytes move; the last TryAgain is raised when `tries` in a row moved none.
 
     A wait asked for by the server (Retry-After) is kept as it is; else it doubles, with jitter, from

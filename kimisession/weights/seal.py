@@ -51,9 +51,7 @@ def read_seal(bucket: Bucket) -> Manifest:
     try:
         return decode(text, f"{bucket.url}/{SEAL}")
     except ManifestError as error:
-        raise Corrupt(
-            str(error), "delete the bucket with 'kimisession seed --delete' and seed it again"
-        ) from None
+        raise Corrupt(str(error), "delete the bucket with 'kimisession seed --delete' and seed it again") from None
 
 
 def quick_check(bucket: Bucket, manifest: Manifest) -> None:
@@ -66,9 +64,7 @@ def quick_check(bucket: Bucket, manifest: Manifest) -> None:
         if stat.size != entry.size:
             raise _corrupt(bucket, entry, f"has {stat.size} bytes, not {entry.size}")
         if entry.generation is not None and stat.generation != entry.generation:
-            raise _corrupt(
-                bucket, entry, f"was overwritten (generation {stat.generation}, not {entry.generation})"
-            )
+            raise _corrupt(bucket, entry, f"was overwritten (generation {stat.generation}, not {entry.generation})")
 
 
 def verify(bucket: Bucket, manifest: Manifest, progress: Listener = ignore, *, deep: bool = False) -> None:

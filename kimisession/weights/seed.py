@@ -91,9 +91,7 @@ def seed(
     if revision is not None and revision != commit:
         raise BadSource(f"{source.name} is at revision {commit}, not {revision}", "check --revision")
     if not is_commit(commit):
-        raise BadSource(
-            f"{commit!r} is no commit, so it may change", "give --revision with a full commit hash"
-        )
+        raise BadSource(f"{commit!r} is no commit, so it may change", "give --revision with a full commit hash")
     seeding = _Seeding(source, bucket, model, commit, progress, part_bytes, patience, writer)
     return seeding.run(max(1, streams), now)
 
@@ -122,7 +120,7 @@ class _File:
         self.restart()
 
     def restart(self) -> None:
-        self.hashing = Hashing(self.part_bytes)
+        self.hashing = Hashing(self.part_bytes, self.source.size if self.source.git_sha1 else None)
         self.sent = 0
         self.checked = False
 
@@ -312,9 +310,7 @@ class _Seeding:
                 while at < size:
                     chunk = buffer[: reader.readinto(buffer[: size - at])]
                     if not chunk:
-                        raise TryAgain(
-                            f"{self._source.name} ended {file.source.path} {size - at} bytes early"
-                        )
+                        raise TryAgain(f"{self._source.name} ended {file.source.path} {size - at} bytes early")
                     file.hashing.update(chunk[max(0, file.hashing.size - at) :])
                     if file.hashing.size == size and not file.checked:
                         # Before the last bytes leave: an object with wrong bytes never comes into being.
@@ -355,14 +351,16 @@ class _Seeding:
         self._check_source(file, None)
 
     def _check_source(self, file: _File, upload: Upload | None) -> None:
-        expected = file.source.sha256
-        if not file.checked and expected is not None and file.hashing.sha256 != expected:
+        sha256, git_sha1 = file.source.sha256, file.source.git_sha1
+        expected, got = (sha256, file.hashing.sha256) if sha256 else (git_sha1, file.hashing.git_sha1)
+        if not file.checked and expected is not None and got != expected:
+            kind = "sha256" if sha256 else "git blob id"
             if upload is not None:
                 upload.cancel()
                 self._bucket.delete(SESSIONS + file.source.path + ".json")
             self._start_again(
                 file,
-                f"{file.source.path} of {self._source.name} has sha256 {file.hashing.sha256}, not {expected}",
+                f"{file.source.path} of {self._source.name} has {kind} {got}, not {expected}",
             )
         file.checked = True
 
@@ -385,9 +383,7 @@ class _Seeding:
         try:
             entry = decode_entry(text, name, self._part_bytes)
         except ManifestError:
-            self._bucket.delete(
-                name, generation
-            )  # a record that cannot be read is work to do, not a reason to end
+            self._bucket.delete(name, generation)  # a record that cannot be read is work to do, not a reason to end
             return None
         if (entry.path, entry.size) != (file.source.path, file.source.size):
             self._bucket.delete(name, generation)
@@ -469,7 +465,7 @@ class _Seeding:
             "model": self._model,
             "revision": self._revision,
             "part_bytes": self._part_bytes,
-            "files": [[file.path, file.size, file.sha256] for file in files],
+            "files": [[file.path, file.size, file.sha256 or file.git_sha1] for file in files],
         }
         theirs = self._plan()
         if theirs is None:
@@ -541,10 +537,7 @@ class _Seeding:
             self._bucket.write(SEAL, encode(manifest), replaces=None)
         except Conflict:
             sealed = self._must_be_sealed()
-            if (
-                dataclasses.replace(manifest, written_by=sealed.written_by, written_at=sealed.written_at)
-                != sealed
-            ):
+            if dataclasses.replace(manifest, written_by=sealed.written_by, written_at=sealed.written_at) != sealed:
                 raise Corrupt(
                     f"{self._bucket.url} was sealed with other bytes by {sealed.written_by}",
                     "delete the bucket with 'kimisession seed --delete' and seed it again",

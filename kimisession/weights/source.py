@@ -20,11 +20,12 @@ _LONGEST_MATCH = 600
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to seed: its size in bytes and, where the source knows it beforehand, its sha256 (hex)."""
+    """A file to seed: its size in bytes, and what the source says of its bytes: a sha256 or a git blob id (hex)."""
 
     path: str
     size: int
     sha256: str | None
+    git_sha1: str | None = None
 
 
 class Source(Protocol):
@@ -65,14 +66,10 @@ class FolderSource:
         """See Source.files. Hashes the folder once; later calls return the same answer."""
         if self._files is None:
             if not self._path.is_dir():
-                raise BadSource(
-                    f"{self.name} is no folder", "give the folder that holds config.json and the shards"
-                )
+                raise BadSource(f"{self.name} is no folder", "give the folder that holds config.json and the shards")
             self._files = tuple(self._scan())
             if not self._files:
-                raise BadSource(
-                    f"{self.name} holds no files", "give the folder that holds config.json and the shards"
-                )
+                raise BadSource(f"{self.name} holds no files", "give the folder that holds config.json and the shards")
         return self._files
 
     def open(self, file: SourceFile, offset: int) -> Reader:
@@ -91,11 +88,7 @@ class FolderSource:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(folder, name)
-                if (
-                    name.startswith(".")
-                    or not path.resolve().is_relative_to(self._path)
-                    or not path.is_file()
-                ):
+                if name.startswith(".") or not path.resolve().is_relative_to(self._path) or not path.is_file():
                     continue
                 relative = path.relative_to(self._path).as_posix()
                 with path.open("rb") as file:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 
-from kimisession.core.plan.fit import (
-    Fit,
-    Setup,
-    Verdict,
-    predict,
-)
+from kimisession.core.plan.engine_memory import DCP_TAKES_FP8_SINCE, engine_of
+from kimisession.core.plan.fit import CannotPlan, Fit, Setup, Verdict, predict, resolve
 from kimisession.core.plan.gpus import Gpu, gpu_named
 from kimisession.core.plan.models import ModelCard
 
@@ -223,7 +220,10 @@ def advise(
     best: tuple[float, tuple[Change, ...]] = (-1.0, ())
     maybe: tuple[Change, ...] | None = None
     for combo in orders:
-        fit = predict(card, *_apply(combo, card, gpu, base))
+        changed_gpu, changed = _apply(combo, card, gpu, base)
+        if not _runs_together(card, changed_gpu, changed):
+            continue
+        fit = predict(card, changed_gpu, changed)
         reached = _reaches(fit, requests)
         if reached == "starts":
             return _answer("starts", wish, combo, card, gpu, base)
@@ -234,6 +234,14 @@ def advise(
     if maybe is not None:
         return _answer("borderline", wish, maybe, card, gpu, base)
     return _answer("does not start", wish, best[1], card, gpu, base)
+
+
+def _runs_together(card: ModelCard, gpu: Gpu, setup: Setup) -> bool:
+    """Whether this version is known to run an FP8 KV cache with decode context parallel, if the setup has both."""
+    r = resolve(card, gpu, setup)
+    if setup.dcp == 1 or r.kv_element_bytes == 2 or r.engine.is_fork:
+        return True
+    return r.engine.version is not None and r.engine.version >= DCP_TAKES_FP8_SINCE
 
 
 def _reaches(fit: Fit, requests: int) -> Verdict:

@@ -198,3 +198,15 @@ def block_size_of(backend: str, compute: float, kv_dtype: str, version: tuple[in
     if 9.0 <= compute < 10.0 and (kv_dtype == "fp8" or (version or (0, 15)) < (0, 20)):
         return 64
     return 16
+
+
+DCP_REFUSES_FP8 = ((0, 15), (0, 21))
+"""Releases from the first to before the second assert "DCP not support fp8 kvcache now." at the first decode step (read
+in the wheels of 0.15.0, 0.19.1 and 0.20.0, mla_attention.py). 0.33.0 takes both; between was not read."""
+DCP_TAKES_FP8_SINCE = (0, 33)
+
+
+def refuses_fp8_with_dcp(engine: Engine) -> bool:
+    """Whether this engine is known to assert against an FP8 KV cache with decode context parallel."""
+    first, last = DCP_REFUSES_FP8
+    return engine.version is not None and not engine.is_fork and first <= engine.version < last

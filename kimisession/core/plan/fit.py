@@ -16,6 +16,7 @@ from kimisession.core.plan.engine_memory import (
     Engine,
     block_size_of,
     engine_of,
+    refuses_fp8_with_dcp,
 )
 from kimisession.core.plan.gpus import Gpu
 from kimisession.core.plan.models import (
@@ -607,6 +608,11 @@ def _verdict(
     """Starts, does not start, or borderline when the margin is inside the error; the reason names the flag."""
     budget = r.total_gib * r.utilisation
     context = f"--max-model-len {r.max_model_len}"
+    if setup.dcp > 1 and r.kv_element_bytes == 1 and refuses_fp8_with_dcp(r.engine):
+        return "does not start", (
+            f"vLLM {r.engine.text} asserts 'DCP not support fp8 kvcache now.'; "
+            "drop --kv-cache-dtype fp8 or --decode-context-parallel-size."
+        )
     if weights.value > budget:
         fits_at = ceil(100 * (weights.value + overhead.value + need) / r.total_gib) / 100
         advice = (
