@@ -155,6 +155,7 @@ class Controller:
 
     def refresh(self, session: Session) -> tuple[Session, Observation]:
         """Observe a session, record what is new, and end what nobody else will end."""
+        session = self.store.session(session.id)  # other commands write as well
         engine = self.engines(self._infra(session))
         seen = engine.observe(session.id)
         session = self._record(session, seen)
@@ -173,13 +174,12 @@ class Controller:
         return session, seen
 
     def _record(self, session: Session, seen: Observation) -> Session:
-        if not session.launched and seen.present is not True:
-            # A command died between the request and the launch. Close it, unless it is fresh.
-            fresh = session.request is not None and self.now() - session.request.at < timedelta(seconds=30)
-            if fresh:
-                return session
-        events = news(session, seen)
-        return self.store.append(session.id, events) if events else session
+        if not news(session, seen):
+            return session
+        session = self.store.record(session.id, lambda current: news(current, seen))
+        if not session.live:
+            (self.keys / session.id).unlink(missing_ok=True)
+        return session
 
     def _unconfirmed(self, session: Session, why: str) -> Session:
         if session.unconfirmed == why:
@@ -187,15 +187,22 @@ class Controller:
         return self.store.append(session.id, [Unconfirmed(self.now(), why)])
 
     def live(self) -> list[tuple[Session, Observation]]:
-        """Every session that may cost money, freshly observed. One whose place cannot be asked is told as such."""
-        found = []
-        for row in self.store.rows(live_only=True):
-            session = self.store.session(row.session)
+        """Every session that may cost money, freshly observed: those of the ledger, and what else carries our labels on
+        this host. One whose place cannot be asked is told as such."""
+        ids = [row.session for row in self.store.rows(live_only=True)]
+        ids += [found.session_id for found in self.engines("local").find() if found.session_id not in ids]
+        result = []
+        for session in map(self.store.session, ids):
             try:
-                found.append(self.refresh(session))
+                result.append(self.refresh(session))
             except KimiError as error:
-                found.append((session, Observation(self.now(), None, error.message)))
-        return found
+                result.append((session, Observation(self.now(), None, error.message)))
+        return result
+
+    def ports_in_use(self) -> set[int]:
+        """Ports that live sessions were promised, listening already or not."""
+        sessions = (self.store.session(row.session) for row in self.store.rows(live_only=True))
+        return {session.request.port for session in sessions if session.request}
 
     def follow(self, session: Session, every_s: float = 0.25) -> Iterator[tuple[Session, Observation]]:
         """The session again and again until it is gone."""
@@ -257,6 +264,5 @@ class Controller:
         return session
 
     def _infra(self, session: Session) -> str:
-        if session.request is None:
-            raise KimiError(f"the ledger has lost what session {session.id} was", "nothing can be asked about it")
-        return session.request.infra
+        # A machine that this ledger knows nothing of was found by its labels, which only the local engine looks for yet.
+        return session.request.infra if session.request else "local"

@@ -5,7 +5,7 @@ built again from `events`. Two writers are fine: a transaction takes the write l
 """
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,9 +121,13 @@ class Store:
     def append(self, session_id: str, events: Sequence[Event]) -> Session:
         """Write events and the session's projection in one transaction; on disk when this returns. Raises NameTaken
         when the name belongs to another live session, KimiError when the disk does not take it."""
+        return self.record(session_id, lambda session: events)
+
+    def record(self, session_id: str, make: Callable[[Session], Sequence[Event]]) -> Session:
+        """`append` of the events that `make` finds missing in the session as it is under the write lock."""
         try:
             with self._writing():
-                for event in events:
+                for event in make(self.session(session_id)):
                     kind, body = encode(event)
                     self._db.execute(
                         "INSERT INTO events (session, at, kind, body) VALUES (?, ?, ?, ?)",

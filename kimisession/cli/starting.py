@@ -67,7 +67,7 @@ def run_start(options: StartOptions) -> None:
         if resumed is not None:
             _resume(controller, resumed, profile.name, options.json)
             return
-        quote = _quote(profile, options, name, infra)
+        quote = _quote(profile, options, name, infra, controller.ports_in_use())
         spec = controller.check(quote)
         _check_weights(quote)
         _print_quote(quote)
@@ -95,7 +95,7 @@ def _checked(make: Callable[[], T], flag: str) -> T:
         raise UsageMistake(f"{flag}: {mistake}", "kimisession start --help") from None
 
 
-def _quote(profile: Profile, options: StartOptions, name: str, infra: str) -> Quote:
+def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken: set[int]) -> Quote:
     accelerator, count = _checked(
         lambda: parse_accelerators(options.gpus or profile.hardware.accelerators[0]), "--gpus"
     )
@@ -108,7 +108,7 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str) -> Qu
         accelerator=accelerator,
         count=count,
         bucket_url=bucket_url(profile.name, options.bucket),
-        port=options.port or _free_port(),
+        port=options.port or _free_port(taken),
         checkpoint=checkpoint,
         engine_python=options.engine_python,
         usd_per_hour=options.price_usd,
@@ -129,10 +129,11 @@ def _parse_set(text: str) -> tuple[str, FlagValue]:
     return key, {"true": True, "false": False}.get(value, value)
 
 
-def _free_port() -> int:
+def _free_port(taken: set[int]) -> int:
+    """The first port from 8000 that nobody listens on and no live session was promised."""
     from kimisession.engines.local import port_is_free
 
-    return next((port for port in range(8000, 8100) if port_is_free(port)), 8000)
+    return next((port for port in range(8000, 8100) if port not in taken and port_is_free(port)), 8000)
 
 
 def _check_weights(quote: Quote) -> None:
@@ -232,7 +233,7 @@ def _failed(controller: Controller, session: Session) -> None:
 
 def _interrupted(controller: Controller, session: Session) -> None:
     now = utc_now()
-    if not session.launched and not session.resources:
+    if not session.launched_at and not session.resources:
         raise Interrupted("interrupted before anything was created: nothing is billed")
     if session.state is State.READY:
         raise Interrupted(f"detached: {session.name} runs on", f"kimisession stop {session.name}")

@@ -257,7 +257,7 @@ class Session:
 
     id: str
     request: SessionRequested | None = None
-    launched: bool = False
+    launched_at: datetime | None = None
     resources: tuple[Resource, ...] = ()
     phases: tuple[Phase, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
@@ -288,7 +288,7 @@ class Session:
             return State.READY
         if self.resources:
             return State.STARTING
-        return State.LAUNCHING if self.launched else State.REQUESTED
+        return State.LAUNCHING if self.launched_at else State.REQUESTED
 
     @property
     def live(self) -> bool:
@@ -306,14 +306,14 @@ class Session:
 
 
 def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912 - one arm an event
-    """The session after one more event. Total: every event is accepted in every state."""
+    """The session after one more event. Total: every event is accepted in every state, and twice is once."""
     match event:
         case Damaged(why=why):
             return replace(session, damage=(*session.damage, why))
         case SessionRequested():
             return replace(session, request=event, deadline=event.deadline)
         case LaunchRequested():
-            return replace(session, launched=True)
+            return replace(session, launched_at=session.launched_at or event.at)
         case ResourceCreated():
             known = {r.id for r in session.resources}
             resource = Resource(event.resource, event.kind, event.at, event.usd_per_hour, event.price_ground)
@@ -327,7 +327,10 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
         case LaunchFailed(why=why):
             return replace(session, launch_failed=why)
         case PhaseBegan(phase=name):
-            return replace(session, phases=(*session.phases, Phase(name, event.at)))
+            known_phases = {p.name for p in session.phases}
+            return (
+                session if name in known_phases else replace(session, phases=(*session.phases, Phase(name, event.at)))
+            )
         case PhaseEnded(phase=name):
             changed_phases = tuple(
                 replace(p, ended=event.at, failed=event.failed) if p.name == name and p.ended is None else p
@@ -335,7 +338,8 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
             )
             return replace(session, phases=changed_phases)
         case Fact():
-            return replace(session, facts=(*session.facts, (event.name, event.value)))
+            fact = (event.name, event.value)
+            return session if fact in session.facts else replace(session, facts=(*session.facts, fact))
         case Ready():
             return replace(session, ready_at=session.ready_at or event.at)
         case Extended(deadline=deadline):

@@ -24,6 +24,9 @@ from kimisession.core.ledger import (
 #: How long after its deadline a machine may be seen before somebody else than its own layers ends it.
 DEADLINE_GRACE = timedelta(seconds=60)
 
+#: For so long after a launch was asked for, an empty list proves nothing: the request may still be on its way.
+LAUNCH_GRACE = timedelta(seconds=60)
+
 
 @dataclass(frozen=True)
 class SeenResource:
@@ -82,9 +85,17 @@ def news(session: Session, seen: Observation) -> list[Event]:
         before = known.get(resource.id)
         if resource.ended is not None and (before is None or before.ended is None):
             events.append(ResourceGone(resource.ended, resource.id, resource.evidence))
-    if seen.present is False and session.live:
+    if seen.present is False and session.live and not _still_launching(session, seen, events):
         events.extend(_gone(session, seen, events))
     return events
+
+
+def _still_launching(session: Session, seen: Observation, events: list[Event]) -> bool:
+    """Whether a command may be about to create what is not there yet."""
+    if session.resources or events or session.launch_failed or session.teardown or session.ended:
+        return False
+    asked_at = session.launched_at or (session.request.at if session.request else None)
+    return asked_at is not None and seen.at - asked_at < LAUNCH_GRACE
 
 
 def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[Event]:
@@ -138,8 +149,10 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
 
 def must_tear_down(session: Session, seen: Observation) -> str:
     """Why somebody has to end what was seen, right now; empty when nobody has to."""
-    if seen.present is not True or not session.live:
+    if seen.present is not True:
         return ""
+    if not session.live:
+        return "ghost"  # it was proven gone, and is there: created by a command that nobody waited for
     if session.teardown is not None:
         return session.teardown.reason
     if seen.unguarded:

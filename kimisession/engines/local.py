@@ -184,6 +184,7 @@ class LocalEngine:
         if not machine.record:
             if machine.launching:
                 raise NotYetGone("a command is making it")
+            machine.forbid(by)
             return
         if machine.gone:
             return

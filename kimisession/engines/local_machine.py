@@ -139,6 +139,12 @@ class Machine:
             found.update(leash.descendants(pid))
         return found - {os.getpid()}
 
+    def forbid(self, by: str) -> None:
+        """Leave a tombstone where no machine is, so that a launch that is still on its way finds it and makes none."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        now = datetime.now(UTC).isoformat()
+        write_json(self.folder / "gone.json", {"at": now, "by": by, "evidence": "it was never made"})
+
     def _group(self) -> leash.Cgroup:
         try:
             path = (self.run / "cgroup").read_text(encoding="utf-8").strip()
@@ -164,6 +170,7 @@ class Machine:
         # A machine without a readable spec never had a disk of its own.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job.release_disk(self.folder, config.load(self.folder))
+        (self.folder / "api_key").unlink(missing_ok=True)
         # No process of it is left; what remains to be written takes no machine time.
         write_json(
             self.folder / "gone.json",

@@ -27,6 +27,7 @@ from types import FrameType
 from kimisession.node import leash
 from kimisession.node.config import Config, load
 from kimisession.node.journal import Journal
+from kimisession.node.policy import EXIT_CODES
 
 KEEPER_KILLED = 40
 KEEPER_HUNG = 41
@@ -118,11 +119,12 @@ def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journ
             keeper.wait()
             return KEEPER_HUNG
     code = keeper.returncode
-    if code < 0:
+    if code not in EXIT_CODES.values():
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         journal.write(
             "ended",
             reason="keeper-died",
-            evidence=f"the keeper was killed by signal {-code}",
+            evidence=f"the keeper {how}",
             exit_code=KEEPER_KILLED,
         )
         return KEEPER_KILLED

@@ -61,7 +61,8 @@ _VLLM_ROWS = (
     _Row("boot", r"Using max model len (?P<max_model_len>\d+)"),
     _Row("boot", r"Initializing a V1 LLM engine \(v(?P<engine_version>[^)]+)\)"),
     _Row("boot", r"world_size=\d+ rank=\d+ "),
-    _Row("load", r"Starting to load model "),
+    # The second form is that of the second model runner, which 0.33.0 chooses for some architectures.
+    _Row("load", r"(?:Starting to load model |Loading model from scratch)"),
     _Row(
         "load",
         r"(?:Loading \S+ checkpoint shards|Multi-thread loading (?:\w+ checkpoint )?shards)"
@@ -89,7 +90,7 @@ _VLLM_ROWS = (
     _Row("compile", r"Using cache directory: .* for vLLM's torch\.compile"),
     _Row("compile", r"Starting torch\.compile"),
     _Row("compile", r"Dynamo bytecode transform time: (?P<dynamo_s>[\d.]+) s"),
-    _Row("compile", r"(?:Compiling a graph|Directly load the compiled graph\(s\)|Cache the graph)\b"),
+    _Row("compile", r"(?:Compiling a graph|Directly load the compiled graph\(s\)|Cache the graph) "),
     _Row("compile", r"(?:sav(?:ed|ing) AOT compiled function|Directly load AOT compilation|Compiling model again)\b"),
     _Row("compile", r"Warming up model for the compilation"),
     # "takes" in 0.15.0, "took" since 0.19; without ahead-of-time compilation the first run is inside that time.

@@ -163,14 +163,25 @@ def pull(url: str, folder: Path, processes: int, threads: int) -> None:
 
 def read_manifest(url: str) -> Manifest:
     """The seal of the bucket, read strictly. Raises PullError 3 when there is none."""
-    try:
-        return decode(open_wire(url).read(SEAL), f"{url}/{SEAL}")
-    except WireError as error:
-        if error.kind == "missing":
-            raise PullError(NOT_SEALED, f"{url} is not sealed, so it is not served; run 'kimisession seed'") from None
-        raise PullError(OTHER, error.message) from None
-    except ManifestError as error:
-        raise PullError(OTHER, f"{error}") from None
+    for failures in range(TRIES):
+        try:
+            return decode(open_wire(url).read(SEAL), f"{url}/{SEAL}")
+        except WireError as error:
+            if error.kind == "missing":
+                raise PullError(
+                    NOT_SEALED, f"{url} is not sealed, so it is not served; run 'kimisession seed'"
+                ) from None
+            if error.kind not in ("busy", "cut") or failures == TRIES - 1:
+                raise PullError(OTHER, error.message) from None
+            time.sleep(backoff_s(failures, error.retry_after_s))
+        except ManifestError as error:
+            raise PullError(OTHER, f"{error}") from None
+    raise AssertionError("the last try returns or raises")
+
+
+def backoff_s(failures: int, asked_s: float | None) -> float:
+    """How long to wait after so many failures: what the server asked for, else doubling from 50 ms."""
+    return min(LONGEST_WAIT_S, 0.05 * 2.0**failures if asked_s is None else asked_s)
 
 
 def take_lock(folder: Path, wait_s: float = LOCK_WAIT_S) -> int:
@@ -464,10 +475,9 @@ class Crew:
                 raise PullError(OTHER, f"{message}; type the same command again, it goes on where it stopped")
             if why == "busy":
                 self._window = max(1.0, self._window / 2)
-            wait_s = value.get("retry_after_s")
-            if wait_s is None:
-                wait_s = min(LONGEST_WAIT_S, 0.05 * 2 ** (self._failures // (self._processes * self._threads)))
-            self._not_before = max(self._not_before, time.monotonic() + min(LONGEST_WAIT_S, wait_s))
+            rounds = self._failures // (self._processes * self._threads)
+            wait_s = backoff_s(rounds, value.get("retry_after_s"))
+            self._not_before = max(self._not_before, time.monotonic() + wait_s)
         self._todo.appendleft(job)
 
     def _replace(self, member: Member) -> None:

