@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: rehearse test check lint types format core setup vllm clean
+.PHONY: rehearse test check lint types format core setup lock clean
 
 rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
 ifeq ($(ENGINE),vllm)
@@ -34,6 +34,11 @@ setup: $(STAMP) ## a virtual environment inside the checkout
 $(STAMP): requirements/dev.lock pyproject.toml
 	@scripts/setup.sh $(VENV) "$(PYTHON)"
 	@touch $@
+
+lock: setup ## pin the dependencies of pyproject.toml anew, with hashes
+	@$(BIN)/pip install -q uv
+	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-header -q --upgrade -o requirements/dev.lock
 
 clean: ## remove what the commands above made
 	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
