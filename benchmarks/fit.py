@@ -3,7 +3,7 @@
     python benchmarks/fit.py tests/fixtures/fit_cases.csv
 
 A line per case; the last line has the largest and mean errors. Exit status 1 if a bound that notes/fit.md and the
-README promise is missed, 2 if the table cannot be read. Columns: tests/fixtures/README.md.
+README promise is missed, 2 if the table cannot be read. Columns: tests/fixtures/fit_cases.md.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _setups(cell: Row, total: float | None) -> tuple[Setup, ...]:
         block_size=whole("block_size", 0) or None,
         gpu_total_gib=total,
         graphs_in_budget=in_budget,
-        lora=any("lora" in cell.get(key, "").lower() for key in ("group", "quant", "flags_other", "notes")),
+        lora=any("lora" in cell.get(key, "").lower() for key in ("group", "model", "quant", "flags_other", "notes")),
     )
     lengths, seqs, batches = choices("max_model_len"), choices("max_num_seqs"), choices("max_num_batched_tokens")
     return tuple(
@@ -286,6 +286,46 @@ def line(s: Score) -> str:
     ).rstrip()
 
 
+def group_of(s: Score) -> str:
+    """The named group of a row, by what sets its memory apart."""
+    cell = s.case.row
+    named = f"{cell.get('model', '')} {cell.get('quant', '')}".lower()
+    setup = s.case.setups[0] if s.case.setups else None
+    if s.case.problem == "KT-Kernel":
+        return "CPU experts"
+    if setup and setup.lora:
+        return "LoRA"
+    for mark in ("glm", "gguf", "nvfp4"):
+        if mark in named:
+            return mark.upper()
+    if setup and setup.pp > 1:
+        return "pipeline"
+    if setup and (setup.dp > 1 or setup.ep):
+        return "EP and DP"
+    if "fp8" in named:
+        return "FP8 DeepSeek and K2"
+    return "Kimi INT4 on TP" if "kimi" in named else "other"
+
+
+def by_group(scores: list[Score]) -> list[str]:
+    """One line per named group: rows, calibrated rows with their largest KV error, intervals that cover."""
+    found: dict[str, list[Score]] = {}
+    for s in scores:
+        found.setdefault(group_of(s), []).append(s)
+    lines: list[str] = []
+    for name, members in found.items():
+        kv = [abs(s.kv_error) for s in members if s.kv_calibrated and s.kv_error is not None]
+        outside = [s.covered for s in members if not s.kv_calibrated and s.covered is not None]
+        weights = [abs(s.weights_error) for s in members if s.weights_error is not None and s.weights_calibrated]
+        lines.append(
+            f"{name}: {len(members)} rows; {len(kv)} calibrated"
+            + (f", KV max {max(kv):.2f} GiB" if kv else "")
+            + (f"; {sum(outside)} of {len(outside)} other intervals cover" if outside else "")
+            + (f"; weights max {max(weights):.2f} GiB (n={len(weights)})" if weights else "")
+        )
+    return lines
+
+
 def misses(scores: list[Score]) -> list[str]:
     """Every bound that is not kept, one sentence each."""
     found: list[str] = []
@@ -339,7 +379,7 @@ def main(argv: list[str]) -> int:
         print("usage: python benchmarks/fit.py TABLE.csv", file=sys.stderr)
         return 2
     try:
-        with Path(argv[0]).open(newline="", encoding="utf-8") as file:
+        with Path(argv[0]).open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         print(f"{argv[0]} cannot be read as a table: {error}", file=sys.stderr)
@@ -351,6 +391,7 @@ def main(argv: list[str]) -> int:
     scores = [score(row) for row in rows]
     for s in scores:
         print(line(s))
+    print(*by_group(scores), sep="\n")
     missed = misses(scores)
     for sentence in missed:
         print(f"MISSED {sentence}")
