@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -66,6 +66,18 @@ def flags_to_argv(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
         if value is not True:
             argv.append(json.dumps(value) if isinstance(value, dict | list) else str(value))
     return tuple(argv)
+
+
+def edit_argv(argv: Sequence[str], sets: Mapping[str, FlagValue]) -> tuple[str, ...]:
+    """An engine's arguments with some flags changed: the old form of each goes, the new one is put at the end."""
+    kept: list[str] = []
+    dropping = False
+    for arg in argv:
+        if arg.startswith("--"):
+            dropping = arg[2:].partition("=")[0].replace("_", "-") in sets
+        if not dropping:
+            kept.append(arg)
+    return (*kept, *flags_to_argv(sets))
 
 
 @dataclass(frozen=True)

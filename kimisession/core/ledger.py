@@ -99,7 +99,17 @@ class Fact(Event):
 
 @dataclass(frozen=True)
 class Ready(Event):
-    """One completion came back."""
+    """One completion came back. `run` counts the engine's starts on this machine, from 1."""
+
+    run: int = 1
+
+
+@dataclass(frozen=True)
+class Restarted(Event):
+    """The engine was stopped to start again with other flags, as start number `run`."""
+
+    run: int
+    flags: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +163,7 @@ EVENTS: dict[str, type[Event]] = {
         PhaseEnded,
         Fact,
         Ready,
+        Restarted,
         Extended,
         TeardownRequested,
         EndedOnNode,
@@ -261,7 +272,10 @@ class Session:
     resources: tuple[Resource, ...] = ()
     phases: tuple[Phase, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    ready_at: datetime | None = None
+    ready_at: datetime | None = None  # of the current run
+    first_ready_at: datetime | None = None
+    run: int = 1
+    restarts: tuple[Restarted, ...] = ()
     deadline: datetime | None = None
     launch_failed: str = ""
     teardown: TeardownRequested | None = None
@@ -340,8 +354,11 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
         case Fact():
             fact = (event.name, event.value)
             return session if fact in session.facts else replace(session, facts=(*session.facts, fact))
-        case Ready():
-            return replace(session, ready_at=session.ready_at or event.at)
+        case Ready() if event.run == session.run:
+            first = session.first_ready_at or event.at
+            return replace(session, ready_at=session.ready_at or event.at, first_ready_at=first)
+        case Restarted() if event.run > session.run:
+            return replace(session, ready_at=None, run=event.run, restarts=(*session.restarts, event))
         case Extended(deadline=deadline):
             return replace(session, deadline=deadline)
         case TeardownRequested():

@@ -16,6 +16,7 @@ from kimisession.core.ledger import (
     Ready,
     ResourceCreated,
     ResourceGone,
+    Restarted,
     Session,
     TeardownConfirmed,
     Unconfirmed,
@@ -116,7 +117,8 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
     began = {p.name for p in session.phases}
     ended = {p.name for p in session.phases if p.ended}
     facts = set(session.facts)
-    ready, over, deadline = session.ready_at is not None, session.ended is not None, session.deadline
+    ready_run = session.run if session.ready_at else session.run - 1
+    run, over, deadline = session.run, session.ended is not None, session.deadline
     for line in seen.journal:
         try:
             at, kind = datetime.fromisoformat(line["at"]), line["kind"]
@@ -130,9 +132,12 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
             elif kind == "fact" and (fact := (str(line["name"]), str(line["value"]))) not in facts:
                 facts.add(fact)
                 yield Fact(at, *fact)
-            elif kind == "ready" and not ready:
-                ready = True
-                yield Ready(at)
+            elif kind == "ready" and int(line.get("run", 1)) > ready_run:
+                ready_run = int(line.get("run", 1))
+                yield Ready(at, ready_run)
+            elif kind == "restarted" and int(line["run"]) > run:
+                run = int(line["run"])
+                yield Restarted(at, run, str(line["flags"]))
             elif kind == "extended":
                 moved = datetime.fromtimestamp(float(line["hard_cap_utc"]), at.tzinfo)
                 if deadline is None or moved > deadline:

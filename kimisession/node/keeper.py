@@ -5,14 +5,15 @@
 One loop, one exit. A tick is observe, decide, record, act, heartbeat; a step that raises is noted and the loop lives;
 nothing skips the heartbeat. Exit codes are in `policy.EXIT_CODES`. SIGTERM means: finish tearing down.
 
-It obeys two files in MACHINE_FOLDER/control, both written whole and renamed into place:
-`stop.json` {"by", "reason"} and `extend.json` {"hard_cap_utc", "budget_utc", "added_s"}.
+It obeys files in MACHINE_FOLDER/control, both written whole and renamed into place:
+`stop.json` {"by", "reason"}, `extend.json` {"hard_cap_utc", "added_s"} and `restart.json` {"id", "argv", "flags"}. A restart
+keeps the machine, its weights and its caches; when the engine then dies before it is ready, it goes back to the arguments of
+before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ from kimisession.node import asking, leash
 from kimisession.node.config import Config, fill, load
 from kimisession.node.job import write_pid
 from kimisession.node.journal import Journal
-from kimisession.node.phases import Mark, log_reader
+from kimisession.node.phases import PHASES, Mark, log_reader
 from kimisession.node.policy import EXIT_CODES, Action, Activity, Decision, Limits, Reason, Seen, decide
 from kimisession.node.traffic import Counters
 
@@ -77,14 +78,12 @@ class Task:
         fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self.process = subprocess.Popen(
-                argv,
+                leash.leashed(argv),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
                 start_new_session=True,
-                # Runs between fork and exec; the keeper has one thread whenever it starts a task.
-                preexec_fn=functools.partial(leash.die_with_parent, signal.SIGKILL),  # noqa: PLW1509
             )
         finally:
             os.close(fd)
@@ -123,6 +122,10 @@ class Keeper:
         self.stop_reason = ""
         self.extended = ""
         self.began: dict[str, float] = {}
+        self.run_number = 1
+        self.argv = config.engine.argv
+        self.argv_before: tuple[str, ...] | None = None
+        self.restart_asked = ""
 
     def _limits(self, now: float) -> Limits:
         """Moments come onto the clock that never steps once, here; the duration bounds a wrong wall clock."""
@@ -188,6 +191,11 @@ class Keeper:
             cap = min(now + float(extend["hard_cap_utc"]) - wall, self.limits.hard_cap_at + added)
             self.limits = replace(self.limits, hard_cap_at=cap)
             self.journal.write("extended", hard_cap_utc=extend["hard_cap_utc"], left_s=round(cap - now))
+        again = self._read_control("restart.json")
+        if again is not None and self.engine is not None and str(again["id"]) != self.restart_asked:
+            self.restart_asked = str(again["id"])
+            self.argv_before = self.argv
+            self._restart(tuple(again["argv"]), str(again["flags"]))
 
     def _read_control(self, name: str) -> dict[str, Any] | None:
         try:
@@ -235,13 +243,38 @@ class Keeper:
                 log = self.machine / "run" / f"step-{step.name}.log"
                 self.tasks[step.name] = Task(step.name, fill(step.argv, values), dict(os.environ), log)
         if len(self.done) == len(self.config.steps):
-            engine = self.config.engine
-            env = {**os.environ, **engine.env, "VLLM_API_KEY": self.key}
-            self._phase_begins("boot", now)
-            self.engine = Task("engine", fill(engine.argv, values), env, self.machine / "run" / "engine.log")
-            write = leash.identity(self.engine.process.pid)
-            with contextlib.suppress(OSError):
-                (self.machine / "run" / "pid.engine").write_text(write, encoding="ascii")
+            self._start_engine(now)
+
+    def _start_engine(self, now: float) -> None:
+        env = {**os.environ, **self.config.engine.env, "VLLM_API_KEY": self.key}
+        self._phase_begins("boot", now)
+        self.engine = Task("engine", fill(self.argv, self._values()), env, self.machine / "run" / "engine.log")
+        with contextlib.suppress(OSError):
+            who = leash.identity(self.engine.process.pid)
+            (self.machine / "run" / "pid.engine").write_text(who, encoding="ascii")
+
+    def _restart(self, argv: tuple[str, ...], flags: str) -> None:
+        """Stop the engine and start it with other arguments. Weights, page cache and compile cache stay."""
+        self.run_number += 1
+        self.journal.write("restarted", run=self.run_number, flags=flags)
+        self._stop_tasks()
+        self.began.clear()
+        log = self.machine / "run" / "engine.log"
+        with contextlib.suppress(OSError):
+            log.rename(log.with_name(f"engine-{self.run_number - 1}.log"))
+        self.argv, self.counters, self.reader = argv, None, log_reader(self.config.engine.kind)
+        self.probe, self.scrape = asking.Background(), asking.Background()
+        now = boot_clock()
+        self.seen = replace(
+            self.seen,
+            started_at=now,
+            progressed_at=now,
+            ready_at=None,
+            engine_exit=None,
+            activity=Activity.UNKNOWN,
+            running=0,
+        )
+        self._start_engine(now)
 
     def _values(self) -> dict[str, str]:
         return {
@@ -267,7 +300,14 @@ class Keeper:
                 mark = self.reader.read(line)
                 if mark is not None:
                     self._mark(mark, now)
-        self.seen = replace(self.seen, engine_exit=self.engine.process.poll())
+        code = self.engine.process.poll()
+        if code is not None and self.seen.ready_at is None and self.argv_before is not None:
+            before, self.argv_before = self.argv_before, None
+            text = f"the engine did not start with these flags ({self.engine.last_line}); going back"
+            self.journal.write("warn", reason="restart", text=text)
+            self._restart(before, "as before")
+            return
+        self.seen = replace(self.seen, engine_exit=code)
         if self.seen.engine_exit is not None or self.seen.ready_at is not None:
             return
         port, engine = self.config.engine.port, self.config.engine
@@ -285,20 +325,23 @@ class Keeper:
                 activity=Activity.QUIET,
             )
             self.next_scrape = now + self.config.scrape_s
-            self.journal.write(
-                "ready", port=port, completion_tokens=tokens, after_s=round(now - self.seen.started_at, 3)
-            )
+            self.argv_before = None
+            after_s = round(now - self.seen.started_at, 3)
+            self.journal.write("ready", run=self.run_number, port=port, completion_tokens=tokens, after_s=after_s)
         elif not self.probe.asking and asking.listening(port):
             self.probe.ask(
                 lambda: asking.first_completion(engine.kind, port, self.key, engine.served_name, _FIRST_ANSWER_S)
             )
 
     def _mark(self, mark: Mark, now: float) -> None:
-        if mark.phase != self.seen.phase:
+        # Forward only: a late line of an earlier phase (a draft model's shards, say) begins nothing anew.
+        if self.seen.phase not in PHASES or PHASES.index(mark.phase) > PHASES.index(self.seen.phase):
             self._phase_ends(self.seen.phase, now)
             self._phase_begins(mark.phase, now)
         if mark.total:
-            self.journal.write("progress", phase=mark.phase, done=mark.done, total=mark.total, unit=mark.unit)
+            self.journal.write(
+                "progress", phase=self._numbered(mark.phase), done=mark.done, total=mark.total, unit=mark.unit
+            )
         for name, value in mark.facts.items():
             self.journal.write("fact", name=name, value=value)
 
@@ -342,20 +385,24 @@ class Keeper:
         self._moved(now)
         self.began[name] = now
         self.seen = replace(self.seen, phase=name)
-        self.journal.write("phase", phase=name, state="began")
+        self.journal.write("phase", phase=self._numbered(name), state="began")
 
     def _phase_ends(self, name: str, now: float, failed: bool = False) -> None:
         self._moved(now)
         if name in self.began:
             took = round(now - self.began.pop(name), 3)
-            self.journal.write("phase", phase=name, state="failed" if failed else "ended", took_s=took)
+            self.journal.write("phase", phase=self._numbered(name), state="failed" if failed else "ended", took_s=took)
+
+    def _numbered(self, phase: str) -> str:
+        """Phases of a restarted engine carry the number of the run, so that the first start's stay as they were."""
+        return phase if self.run_number == 1 else f"{phase}.{self.run_number}"
 
     def _tell(self, decision: Decision) -> None:
         now, wall = boot_clock(), time.time()
         counters = self.counters
         self.journal.write(
             "beat",
-            phase=self.seen.phase,
+            phase="ready" if self.seen.ready_at is not None else self._numbered(self.seen.phase),
             activity=self.seen.activity.value,
             running=self.seen.running,
             tokens=int(counters.generation_tokens) if counters else 0,
@@ -379,16 +426,20 @@ class Keeper:
         """End the engine in order, then by force, then say so. The heartbeat goes on meanwhile."""
         reason = self.stop_reason or decision.reason.value
         self.journal.write("ending", reason=reason, evidence=decision.evidence)
+        left = self._stop_tasks()
+        code = EXIT_CODES[decision.reason]
+        self.journal.write("ended", reason=reason, evidence=decision.evidence, exit_code=code, left=len(left))
+        return code
+
+    def _stop_tasks(self) -> list[int]:
+        """Every step and the engine, in order, then by force, then whatever they left. Returns what cannot be killed."""
         running = [t.process for t in (*self.tasks.values(), *([self.engine] if self.engine else []))]
         self._signal_all(running, signal.SIGTERM)
         self._wait_for(lambda: all(p.poll() is not None for p in running), self.config.stop_grace_s)
         self._signal_all(running, signal.SIGKILL)
         self._wait_for(lambda: all(p.poll() is not None for p in running), 5)
         self._pulse()
-        left = leash.kill_descendants(os.getpid(), within_s=5)
-        code = EXIT_CODES[decision.reason]
-        self.journal.write("ended", reason=reason, evidence=decision.evidence, exit_code=code, left=len(left))
-        return code
+        return leash.kill_descendants(os.getpid(), within_s=5)
 
     def _signal_all(self, processes: list[subprocess.Popen[bytes]], number: int) -> None:
         for process in processes:

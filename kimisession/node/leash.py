@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,12 @@ def die_with_parent(sig: int, parent: int | None = None) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), sig)
+
+
+def leashed(argv: list[str]) -> list[str]:
+    """`argv` behind a tiny program that asks to die with this process and then becomes `argv`, same pid. Unlike a function
+    between fork and exec it is safe in a process with threads."""
+    return [sys.executable, "-S", "-E", __file__, str(os.getpid()), *argv]
 
 
 def start_ticks(pid: int) -> str | None:
@@ -175,3 +182,8 @@ class Cgroup:
         if self.path is not None:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - an argument list, no shell

@@ -229,7 +229,8 @@ def decide(seen: Seen, limits: Limits, now: float) -> Decision:
             return Decision(Action.END, reason, due.evidence, due.at, now)
     reason, due = min(dues, key=lambda pair: pair[1].at)  # hard_cap always speaks: never empty
     warns_at = due.at - limits.warn_s
+    if now < warns_at:
+        return Decision(Action.KEEP, reason, due.evidence, due.at, warns_at)
     # Before readiness only the caps are worth a warning: a slow shard is shown by its progress, not by an alarm.
-    if now >= warns_at and seen.ready_at is not None:
-        return Decision(Action.WARN, reason, due.evidence, due.at, due.at)
-    return Decision(Action.KEEP, reason, due.evidence, due.at, max(now, min(due.at, warns_at)))
+    warns = seen.ready_at is not None or reason in (Reason.HARD_CAP, Reason.BUDGET)
+    return Decision(Action.WARN if warns else Action.KEEP, reason, due.evidence, due.at, due.at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 from collections.abc import Mapping
@@ -208,7 +209,10 @@ class HttpWire(Wire):
         raise WireError("cut", f"{where}: the server answered {answer.status}")
 
 
-_TOKEN = Token()
+@functools.lru_cache(maxsize=1)
+def _token() -> Token:
+    """One token for all threads of a process."""
+    return Token()
 
 
 def open_wire(url: str) -> Wire:
@@ -220,7 +224,7 @@ def open_wire(url: str) -> Wire:
         return HttpWire(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).rstrip("/"))
     if parts.scheme == "gs" and parts.netloc:
         prefix = unquote(parts.path).strip("/")
-        return HttpWire(storage_origin(), prefix + "/" if prefix else "", parts.netloc, _TOKEN)
+        return HttpWire(storage_origin(), prefix + "/" if prefix else "", parts.netloc, _token())
     raise WireError(
         "denied",
         f"{url!r} is no place to pull from: give file:///path, gs://bucket/prefix or http(s)://host/path",
