@@ -58,7 +58,7 @@ class Engine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self.log = b""
+        self.log = bytearray()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -133,6 +133,18 @@ def chat(content: str = "hello there", **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **more}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
 Start = Callable[..., Engine]
 
 
@@ -205,22 +217,18 @@ def test_the_log_of_a_cold_start_reads_as_every_phase_in_order(start: Start) -> 
 
 
 def test_phases_take_the_seconds_they_are_given(start: Start) -> None:
-    engine = start("--phase-seconds", "boot=0,load=0.6,compile=0,memory=0,graphs=0,serve=0", instant=False)
+    engine = start("--phase-seconds", "boot=0,load=1,compile=0,memory=0,graphs=0,serve=0", instant=False)
     engine.find("Starting to load model")
     begun = time.monotonic()
     engine.find("init engine")
-    assert 0.4 < time.monotonic() - begun < 2
+    assert 0.5 < time.monotonic() - begun < 3
 
 
 def test_the_port_refuses_connections_until_the_server_starts(start: Start) -> None:
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    port = free_port()
     engine = start("--port", str(port), "--fault", "hang@serve")
     engine.find("init engine")
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
+    assert not listens(port)
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(start: Start) -> None:
@@ -412,23 +420,56 @@ def test_a_client_that_hangs_up_before_a_whole_answer_aborts_it(start: Start) ->
 def test_sixty_four_streams_at_once_each_keep_the_pace(start: Start) -> None:
     engine = start("--tokens-per-second", "50", "--ttft-s", "0.1", "--reasoning-tokens", "0")
     address = engine.reach
-    spans: list[float] = []
+    drifts_s: list[float] = []
 
     def follow() -> None:
         connection = http.client.HTTPConnection(*address, timeout=DEADLINE_S)
         body = json.dumps(chat(max_tokens=76, ignore_eos=True, stream=True))
         connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}"})
-        times = [time.monotonic() for line in connection.getresponse() if b'"content": "' in line]
-        spans.append(times[-1] - times[1])  # the first has the role only
+        texts = (line for line in connection.getresponse() if b'"content": "' in line and b"role" not in line)
+        late = [time.monotonic() - i / 50 for i, _ in enumerate(texts)]
+        # A busy machine delays single tokens; only a pace that is off shifts the least late of ten.
+        drifts_s.append(min(late[-10:]) - min(late[:10]))
 
     clients = [threading.Thread(target=follow) for _ in range(64)]
     for client in clients:
         client.start()
     for client in clients:
         client.join(DEADLINE_S)
-    assert len(spans) == 64
-    # 75 gaps of 20 ms: the absolute schedule keeps each stream within 2%, however late a single token is.
-    assert [span for span in spans if not 1.47 < span < 1.53] == []
+    assert len(drifts_s) == 64
+    assert max(map(abs, drifts_s)) < 0.02 * 75 / 50, "within 2% of the pace asked for"
+
+
+def test_a_reader_of_the_log_that_goes_away_changes_nothing(model: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "kimisession.node.standin", "--model", str(model), "--port", str(port)]
+    ours, theirs = os.pipe()
+    with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        assert os.read(ours, 1)
+        os.close(ours)
+        wait_for(lambda: process.poll() is not None or listens(port))
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_long_prompt_from_curl_waits_for_a_hundred_continue(served: Engine) -> None:
+    body = json.dumps(chat("word " * 300, max_tokens=1)).encode()
+    head = f"POST /v1/chat/completions?x=1 HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\nExpect: 100-continue\r\n"
+    with socket.create_connection(served.reach, timeout=DEADLINE_S) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 Continue")
+        connection.sendall(body)
+        assert connection.recv(10_000).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "tests/fixtures/metrics").glob("vllm*")), ids=lambda page: page.name)
+def test_every_metric_has_a_name_and_a_type_of_the_real_vllm(served: Engine, page: Path) -> None:
+    def types(text: str) -> set[str]:
+        return {line for line in text.splitlines() if line.startswith("# TYPE vllm:")}
+
+    assert types(served.ask("/metrics")[1]) <= types(page.read_text())
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -518,7 +559,7 @@ def test_broken_and_slow_metrics_leave_the_rest_alone(start: Start) -> None:
 def test_a_flood_of_log_does_not_keep_it_from_starting(start: Start) -> None:
     engine = start("--fault", "flood-log")
     assert engine.port
-    assert len(engine.log) > 20_000_000
+    assert len(engine.log) > 9_000_000
     assert engine.marks[-1].phase == "serve"
 
 
@@ -540,7 +581,7 @@ def test_an_orphan_has_its_own_session_no_environment_and_no_descriptors(start: 
         assert os.getsid(pid) != os.getsid(engine.process.pid)
         engine.process.kill()
         engine.exit_code()
-        assert proc.exists(), "nothing but a wrapper ends it"
+        assert alive(pid), "nothing but a wrapper ends it"
     finally:
         os.kill(pid, signal.SIGKILL)
 
@@ -551,7 +592,7 @@ def test_workers_end_with_the_engine_however_it_ends_and_take_it_with_them(start
     workers = children(killed.process.pid)
     assert len(workers) == 2
     killed.process.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    wait_for(lambda: not any(map(alive, workers)))
     assert bereft.port
     os.kill(children(bereft.process.pid)[0], signal.SIGKILL)
     assert bereft.exit_code() == 1
@@ -559,3 +600,10 @@ def test_workers_end_with_the_engine_however_it_ends_and_take_it_with_them(start
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended and waits for its parent does not."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
