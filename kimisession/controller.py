@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -27,6 +27,7 @@ from kimisession.core.ledger import (
     Unconfirmed,
 )
 from kimisession.core.lifecycle import Observation, must_tear_down, news
+from kimisession.core.profile import FlagValue
 from kimisession.core.quote import FIRST_MINUTES, Quote, launch_spec
 from kimisession.engines.base import Engine, open_engine
 from kimisession.errors import BudgetRefused, KimiError, LeakSuspected, NotYetGone, UsageMistake
@@ -72,6 +73,9 @@ class Controller:
         if session is None or not session.live:
             return None
         session, _ = self.refresh(session)
+        if session.live and not session.resources and not self.store.claimed(session.id):
+            # The command that wanted it died before anything was made. The tombstone of `stop` keeps it that way.
+            session = self.stop(session, "start", "launch-failed")
         return session if session.live else None
 
     def check(self, quote: Quote) -> LaunchSpec:
@@ -91,44 +95,48 @@ class Controller:
     def request(self, quote: Quote, spec: LaunchSpec) -> Session:
         """Write down what was agreed. Raises NameTaken when another command was quicker."""
         choices = quote.choices
-        return self.store.append(
-            spec.session_id,
-            [
-                SessionRequested(
-                    at=self.now(),
-                    name=spec.name,
-                    owner=spec.owner,
-                    profile=spec.profile,
-                    checkpoint=choices.checkpoint.name,
-                    infra=choices.infra,
-                    accelerators=spec.accelerators,
-                    served_name=spec.engine.served_name,
-                    port=spec.engine.port,
-                    usd_per_hour=spec.usd_per_hour,
-                    price_ground=spec.price_ground,
-                    idle_s=quote.idle_s,
-                    deadline=quote.deadline,
-                    latest=quote.latest,
-                    budget_usd=choices.budget_usd,
-                    budget_at=quote.budget_at,
-                    engine_flags=" ".join(f"{k}={v}" for k, v in quote.flags.items()),
-                    stand_in=quote.stand_in,
-                    pretended=quote.pretended,
-                )
-            ],
+        event = SessionRequested(
+            at=self.now(),
+            name=spec.name,
+            owner=spec.owner,
+            profile=spec.profile,
+            checkpoint=choices.checkpoint.name,
+            infra=choices.infra,
+            accelerators=spec.accelerators,
+            served_name=spec.engine.served_name,
+            port=spec.engine.port,
+            usd_per_hour=spec.usd_per_hour,
+            price_ground=spec.price_ground,
+            idle_s=quote.idle_s,
+            deadline=quote.deadline,
+            latest=quote.latest,
+            budget_usd=choices.budget_usd,
+            budget_at=quote.budget_at,
+            engine_flags=" ".join(f"{k}={v}" for k, v in quote.flags.items()),
+            stand_in=quote.stand_in,
+            pretended=quote.pretended,
         )
+        self.store.claim(spec.session_id)
+        try:
+            return self.store.append(spec.session_id, [event])
+        except BaseException:
+            self.store.unclaim(spec.session_id)
+            raise
 
-    def launch(self, session: Session, spec: LaunchSpec) -> Session:
+    def launch(self, session: Session, spec: LaunchSpec, webhook: str | None = None) -> Session:
         """Ask the engine for the machine. Whatever goes wrong is followed by a teardown: something may exist."""
         session = self.store.append(session.id, [LaunchRequested(self.now())])
         try:
-            self.engines(self._infra(session)).launch(spec, self._make_key(session.id))
+            hidden = {"api_key": self._make_key(session.id)} | ({"webhook": webhook} if webhook else {})
+            self.engines(self._infra(session)).launch(spec, hidden)
         except BaseException as error:
             why = error.message if isinstance(error, KimiError) else type(error).__name__
             session = self.store.append(session.id, [LaunchFailed(self.now(), why)])
             with suppress(KeyboardInterrupt):  # a second Ctrl-C is the caller's to handle
                 self.stop(session, "command", "launch-failed")
             raise
+        finally:
+            self.store.unclaim(session.id)
         return self.refresh(session)[0]
 
     def _make_key(self, session_id: str) -> str:
@@ -190,7 +198,8 @@ class Controller:
         """Every session that may cost money, freshly observed: those of the ledger, and what else carries our labels on
         this host. One whose place cannot be asked is told as such."""
         ids = [row.session for row in self.store.rows(live_only=True)]
-        ids += [found.session_id for found in self.engines("local").find() if found.session_id not in ids]
+        with suppress(KimiError):  # a place that cannot be asked is told of by its sessions
+            ids += [found.session_id for found in self.engines("local").find() if found.session_id not in ids]
         result = []
         for session in map(self.store.session, ids):
             try:
@@ -262,6 +271,19 @@ class Controller:
         session = self.store.append(session.id, [Extended(self.now(), moved, owner_here())])
         self.engines(self._infra(session)).extend(session.id, moved, added_s)
         return session
+
+    def restart(self, session: Session, sets: Mapping[str, FlagValue] | None) -> Iterator[tuple[Session, Observation]]:
+        """Start the engine again with other flags (None: those of before) and follow it until it is ready again. Raises
+        UsageMistake when it is not ready now; `Session.run` of what is yielded last tells which start answered."""
+        if session.state is not State.READY:
+            raise UsageMistake(
+                f"session {session.name} is {session.state.value}, not ready", f"kimisession status {session.name}"
+            )
+        self.engines(self._infra(session)).restart(session.id, sets)
+        for current, seen in self.follow(session, 0.1):
+            yield current, seen
+            if current.run > session.run and current.ready_at:
+                return
 
     def _infra(self, session: Session) -> str:
         # A machine that this ledger knows nothing of was found by its labels, which only the local engine looks for yet.

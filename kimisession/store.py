@@ -4,6 +4,8 @@
 built again from `events`. Two writers are fine: a transaction takes the write lock before it reads.
 """
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +75,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._claims: dict[str, int] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(path, timeout=20, isolation_level=None)
@@ -169,6 +172,37 @@ class Store:
             "pretended=excluded.pretended",
             row,
         )
+
+    def claim(self, session_id: str) -> None:
+        """Hold a lock that says: this process is about to make that session's machine. Any death frees it."""
+        path = self._claim_path(session_id)
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        self._claims[session_id] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._claims[session_id], fcntl.LOCK_EX)
+
+    def unclaim(self, session_id: str) -> None:
+        """It is made, or never will be. Repeatable."""
+        if session_id in self._claims:
+            self._claim_path(session_id).unlink(missing_ok=True)
+            os.close(self._claims.pop(session_id))
+
+    def claimed(self, session_id: str) -> bool:
+        """Whether a living process is making that session's machine."""
+        try:
+            fd = os.open(self._claim_path(session_id), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(fd)
+
+    def _claim_path(self, session_id: str) -> Path:
+        return self.path.parent / "making" / session_id
 
     def session(self, session_id: str) -> Session:
         """The fold of one session's events. A session without events is an empty one."""

@@ -81,7 +81,7 @@ def _dollars(flag: str, text: str | None) -> Decimal | None:
 def profiles(
     name: Annotated[str | None, typer.Argument(help="Show one profile with its sources.")] = None, json: JsonOpt = False
 ) -> None:
-    """List profiles: models, hardware, price, and what was ever run.
+    """List profiles, or show one with its sources.
 
     Example: kimisession profiles kimi-k2.5-int4
     """
@@ -105,7 +105,7 @@ def seed(
     dry_run: DryOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """Put weights into a bucket once: checksummed, resumable, sealed last.
+    """Put weights into a bucket, sealed and checksummed.
 
     Example: kimisession seed kimi-k2.5 --from /data/Kimi-K2.5
     """
@@ -135,9 +135,9 @@ def start(
         int | None, typer.Option(min=1, max=65535, help="Port on loopback; default: the first free from 8000.")
     ] = None,
     engine_python: Annotated[
-        str | None,
-        typer.Option(envvar="KIMISESSION_ENGINE_PYTHON", help="The Python that has the engine; default: this one."),
+        str | None, typer.Option(help="The Python that has the engine; default: this one.")
     ] = None,
+    webhook_file: Annotated[str | None, typer.Option(help="A file with a URL that is told before the end.")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="An engine flag over the profile's, like max-model-len=16384.")
     ] = None,
@@ -145,7 +145,9 @@ def start(
     dry_run: DryOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """Start a session: quote, question, machine, engine, one completion. A live session of that name is resumed.
+    """Start a session: quote, question, then until ready.
+
+    A live session of that name is resumed. Ready means that one completion came back.
 
     Examples:
 
@@ -154,23 +156,26 @@ def start(
       kimisession start --int4 --infra local --gpus H100:8 --idle 20m --budget 60
     """
     from kimisession.cli.starting import StartOptions, run_start
+    from kimisession.settings import settings
 
+    said = {key: setting.value for key, setting in settings().items()}
     if int4 and profile not in (None, "kimi-k2.5", "kimi-k2.5-int4"):
         raise UsageMistake(f"--int4 is a form of kimi-k2.5, not of {profile}", "leave one of the two out")
     run_start(
         StartOptions(
-            profile="kimi-k2.5-int4" if int4 else profile or "kimi-k2.5",
+            profile="kimi-k2.5-int4" if int4 else profile or said["profile"] or "kimi-k2.5",
             name=name,
-            infra=infra,
-            gpus=gpus,
-            idle_s=_duration("idle", idle),
-            duration_s=_duration("duration", duration),
-            budget_usd=_dollars("budget", budget),
-            price_usd=_dollars("price", price),
+            infra=infra or said["infra"],
+            gpus=gpus or said["gpus"],
+            idle_s=_duration("idle", idle or said["idle"]),
+            duration_s=_duration("duration", duration or said["duration"]),
+            budget_usd=_dollars("budget", budget or said["budget"]),
+            price_usd=_dollars("price", price or said["price"]),
             checkpoint=checkpoint,
             bucket=bucket,
             port=port,
-            engine_python=engine_python or sys.executable,
+            engine_python=engine_python or said["engine_python"] or sys.executable,
+            webhook_file=webhook_file or said["webhook_file"],
             sets=tuple(sets or ()),
             yes=yes,
             dry_run=dry_run,
@@ -186,7 +191,9 @@ def status(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Those that are gone as well.")] = False,
     json: JsonOpt = False,
 ) -> None:
-    """What runs, what it has cost, what ends it next and when, and which layers are armed.
+    """Show what runs, its cost and what ends it next.
+
+    With a name: also which layers are armed.
 
     Example: kimisession status --watch
     """
@@ -201,23 +208,34 @@ def connect(
     export: Annotated[
         bool, typer.Option("--export", help='Print exports: eval "$(kimisession connect --export)".')
     ] = False,
+    thinking: Annotated[str, typer.Option(help="on, or off: show how a request switches reasoning off.")] = "on",
     json: JsonOpt = False,
 ) -> None:
-    """How to reach the endpoint: base URL, key, a line for curl and one for the OpenAI SDK."""
+    """Show base URL and key, with lines for curl and the OpenAI SDK.
+
+    Example: eval "$(kimisession connect --export)"
+    """
     from kimisession.cli.looking import run_connect
 
-    run_connect(name, export, json)
+    if thinking not in ("on", "off"):
+        raise UsageMistake(f"--thinking: {thinking!r} is neither on nor off", "kimisession connect --thinking off")
+    run_connect(name, export, thinking == "on", json)
 
 
 @app.command()
 def logs(
     name: NameArg = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the session ends.")] = False,
+    run: Annotated[int | None, typer.Option(min=1, help="Of which start of the engine; default: the last.")] = None,
+    folded: Annotated[bool, typer.Option("--fold", help="One line a phase instead of its progress.")] = False,
 ) -> None:
-    """The engine's log; kept after the end."""
+    """Print the engine's log; it is kept after the end.
+
+    Example: kimisession logs -f --fold
+    """
     from kimisession.cli.looking import run_logs
 
-    run_logs(name, follow)
+    run_logs(name, follow, run, folded)
 
 
 @app.command("test")
@@ -226,7 +244,10 @@ def ask_three(
     max_tokens: Annotated[int, typer.Option(min=1, help="Per answer; a reasoning model needs 1024 or more.")] = 1024,
     json: JsonOpt = False,
 ) -> None:
-    """Ask three questions and time the answers."""
+    """Ask three questions and time the answers.
+
+    Example: kimisession test --max-tokens 2048
+    """
     from kimisession.cli.looking import run_test
 
     run_test(name, max_tokens, json)
@@ -238,7 +259,9 @@ def extend(
     name: NameArg = None,
     dry_run: DryOpt = False,
 ) -> None:
-    """Move the hard cap of every layer, up to the longest that the profile allows. A budget never moves.
+    """Move the hard cap, up to what the profile allows.
+
+    Every layer is moved, the last to die first. A budget never moves.
 
     Example: kimisession extend 30m
     """
@@ -248,13 +271,36 @@ def extend(
 
 
 @app.command()
+def restart(
+    name: NameArg = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="An engine flag, like max-model-len=16384.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Back to the flags of before.")] = False,
+    dry_run: DryOpt = False,
+) -> None:
+    """Change engine flags on the running machine.
+
+    Weights and caches stay. An engine that does not start with them goes back to those of before.
+
+    Example: kimisession restart --set max-model-len=16384
+    """
+    from kimisession.cli.restarting import run_restart
+
+    run_restart(name, tuple(sets or ()), undo, dry_run)
+
+
+@app.command()
 def stop(
     name: NameArg = None,
     everything: Annotated[bool, typer.Option("--all", help="Every session of this ledger.")] = False,
     dry_run: DryOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """End a session and prove that nothing is left; then the receipt. Stopping twice is fine."""
+    """End a session and prove that nothing is left.
+
+    Then the receipt. Stopping twice is fine.
+
+    Example: kimisession stop --all
+    """
     from kimisession.cli.ending import run_stop
 
     run_stop(name, everything, dry_run, json)
@@ -266,10 +312,28 @@ def cost(
     newest: Annotated[int, typer.Option("--last", min=1, help="How many sessions to list.")] = 20,
     json: JsonOpt = False,
 ) -> None:
-    """What sessions took: a list, or the receipt of one."""
+    """List what sessions took, or print one receipt.
+
+    Example: kimisession cost --json
+    """
     from kimisession.cli.ending import run_cost
 
     run_cost(name, newest, json)
+
+
+config = typer.Typer(help="Show settings, and where each is from.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config, name="config")
+
+
+@config.command("show")
+def config_show(
+    origin: Annotated[bool, typer.Option("--origin", help="Say which file or variable won.")] = False,
+    json: JsonOpt = False,
+) -> None:
+    """Every setting and its value: flag > KIMISESSION_* > ./kimisession.toml > config.toml > default."""
+    from kimisession.cli.configuring import show_config
+
+    show_config(origin, json)
 
 
 @app.command()
@@ -279,7 +343,10 @@ def rehearse(
     ] = "standin",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with ledger, logs and bucket.")] = False,
 ) -> None:
-    """Play a whole session on this machine with the real commands: no GPU, no cloud, no bill."""
+    """Play a whole session here: no GPU, no cloud, no bill.
+
+    Uses the real commands on a ledger of its own, and leaves nothing behind.
+    """
     from kimisession.cli.rehearsing import run_rehearse
 
     run_rehearse(engine, keep)

@@ -3,16 +3,15 @@
 import shlex
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator
 
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller, pick, pick_live
 from kimisession.cli.sessions import (
-    Progress,
     began_at,
     ended_at,
     ends_text,
     page,
-    receipt,
     seconds_since,
     spent,
     state_text,
@@ -31,7 +30,9 @@ def run_status(name: str | None, watch: bool, everything: bool, json: bool) -> N
     """One row a session, or the page of one."""
     controller = open_controller()
     if watch:
-        _watch(controller, pick(controller, name), json)
+        from kimisession.cli.watching import watch as follow
+
+        follow(controller, pick(controller, name), json)
         return
     if name is not None:
         found = [pick_live(controller, name)]
@@ -81,29 +82,6 @@ def _row(session: Session, seen: Observation, now: object) -> tuple[str, ...]:
     return session.name, state, up, cents(spent(session, at)), price, next_end
 
 
-def _watch(controller: Controller, session: Session, json: bool) -> None:
-    progress = Progress(countdown=True)
-    try:
-        for current, seen in controller.follow(session):
-            now = utc_now()
-            if json:
-                show.as_json("session", summary(current, seen, now))
-                continue
-            for line in progress.lines(current, seen, now):
-                show.say(line)
-            if not current.live:
-                show.clear()
-                receipt(current, now)
-                show.next_step("kimisession cost, kimisession start")
-                return
-            show.flash(progress.flash(current, seen, now))
-            raise_if_loud([current])
-    except KeyboardInterrupt:
-        show.clear()
-        show.say(f"no longer watching; {session.name} runs on and ends by itself (kimisession stop {session.name})")
-        sys.exit(130)
-
-
 def _ready_session(controller: Controller, name: str | None) -> Session:
     session, _ = pick_live(controller, name)
     if session.state is not State.READY:
@@ -113,7 +91,7 @@ def _ready_session(controller: Controller, name: str | None) -> Session:
     return session
 
 
-def run_connect(name: str | None, export: bool, json: bool) -> None:
+def run_connect(name: str | None, export: bool, thinking: bool, json: bool) -> None:
     """Base URL, key and lines to copy. The key is printed because it was asked for; it is in no log."""
     controller = open_controller()
     session = _ready_session(controller, name)
@@ -127,7 +105,9 @@ def run_connect(name: str | None, export: bool, json: bool) -> None:
         for variable, value in (("OPENAI_BASE_URL", base), ("OPENAI_API_KEY", key), ("OPENAI_MODEL", model)):
             show.out(f"export {variable}={shlex.quote(value)}")
     else:
-        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 1024}}'
+        off = "" if thinking else ', "chat_template_kwargs": {"thinking": false}'
+        extra = "" if thinking else '; create(..., extra_body={"chat_template_kwargs": {"thinking": False}})'
+        body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 1024{off}}}'
         show.pairs(
             [
                 ("base URL", base),
@@ -139,23 +119,37 @@ def run_connect(name: str | None, export: bool, json: bool) -> None:
                     f"curl {base}/chat/completions -H 'Content-Type: application/json' \\\n"
                     f"  -H \"Authorization: Bearer $OPENAI_API_KEY\" -d '{body}'",
                 ),
-                ("Python", "import openai; client = openai.OpenAI()  # reads the exports above"),
+                ("Python", f"from openai import OpenAI; client = OpenAI(){extra}  # reads the exports"),
             ]
         )
         show.next_step(f"kimisession test {session.name}")
 
 
-def run_logs(name: str | None, follow: bool) -> None:
+def run_logs(name: str | None, follow: bool, run: int | None, folded: bool) -> None:
     """The engine's log."""
     controller = open_controller()
     session = pick(controller, name, gone_too=True)
     if session.request is None:
         raise KimiError(f"the ledger has lost what session {session.id} was")
     try:
-        for line in controller.engines(session.request.infra).logs(session.id, follow):
+        lines = controller.engines(session.request.infra).logs(session.id, follow, run)
+        for line in fold_phases(session.request.profile, lines) if folded else lines:
             show.out(line)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def fold_phases(profile: str, lines: Iterable[str]) -> Iterator[str]:
+    """A log with the progress of each phase folded into one line; what is no progress stays as it is."""
+    from kimisession.node.phases import log_reader
+    from kimisession.profile_file import load_profile
+
+    reader, phase = log_reader(load_profile(profile).engine.kind), ""
+    for line in lines:
+        mark = reader.read(line)
+        if mark is None or mark.phase != phase or mark.facts:
+            yield f"-- {mark.phase} --\n{line}" if mark and mark.phase != phase else line
+        phase = mark.phase if mark else phase
 
 
 def run_test(name: str | None, max_tokens: int, json: bool) -> None:

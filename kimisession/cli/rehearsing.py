@@ -11,8 +11,6 @@ from pathlib import Path
 from kimisession.cli import show
 from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, LeakSuspected, UsageMistake
 from kimisession.node.policy import span
-from kimisession.rehearsal.mini_kimi import make_mini_kimi
-from kimisession.rehearsal.standin_model import make_standin_model
 
 #: Where `make rehearse ENGINE=vllm` puts the engine's environment.
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
@@ -39,8 +37,7 @@ def run_rehearse(engine: str, keep: bool) -> None:
         )
         show.say("Dollars are pretended: nothing is billed.\n")
         profile = "rehearsal" if engine == "standin" else "rehearsal-vllm"
-        (make_standin_model if engine == "standin" else make_mini_kimi)(home / "model")
-        play.command("seed", profile, "--from", str(home / "model"))
+        play.command("seed", profile)
         play.command("start", profile, "--name", "demo", "--budget", "10", "-y")
         play.command("test", "demo")
         play.command("status", "demo")
@@ -49,6 +46,9 @@ def run_rehearse(engine: str, keep: bool) -> None:
         play.command("cost")
     except KeyboardInterrupt:
         raise Interrupted("interrupted; what the rehearsal started is being stopped") from None
+    except EngineFailed:
+        keep = True
+        raise
     finally:
         play.clean(keep)
     show.say(
@@ -62,8 +62,9 @@ class _Play:
 
     def __init__(self, home: Path, engine_python: str) -> None:
         self.home = home
+        self.argv = [sys.executable, "-m", "kimisession", *(["-q"] if show.SETTINGS.quiet else [])]
         self.env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("KIMISESSION_")},
             "KIMISESSION_STATE_HOME": str(home / "state"),
             "KIMISESSION_DATA_HOME": str(home / "data"),
             "KIMISESSION_CONFIG_HOME": str(home / "config"),
@@ -73,19 +74,24 @@ class _Play:
     def command(self, *words: str, must_work: bool = True) -> None:
         """Show the command line, run it, and stop at the first that fails."""
         show.say(show.paint(f"\n$ kimisession {' '.join(words)}", "cyan", sys.stderr))
-        code = subprocess.run([sys.executable, "-m", "kimisession", *words], env=self.env, check=False).returncode
+        code = subprocess.run([*self.argv, *words], env=self.env, cwd=self.home, check=False).returncode
         if code and must_work:
-            raise EngineFailed(f"`kimisession {words[0]}` ended with code {code}", "add --keep to look at its logs")
+            raise EngineFailed(
+                f"`kimisession {words[0]}` ended with code {code}", f"look at ledger and logs in {self.home}"
+            )
 
     def clean(self, keep: bool) -> None:
         """Stop what may still run, look for it, and remove the folder."""
-        argv = [sys.executable, "-m", "kimisession", "-q", "stop", "--all"]
-        subprocess.run(argv, env=self.env, stdout=subprocess.DEVNULL, check=False)
-        left = [
-            m.parent.name
-            for m in self.home.glob("state/machines/*/machine.json")
-            if not (m.parent / "gone.json").exists()
-        ]
+        subprocess.run(
+            [*self.argv, "stop", "--all"],
+            env=self.env,
+            cwd=self.home,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        machines = (record.parent for record in self.home.glob("state/machines/*/machine.json"))
+        left = [machine.name for machine in machines if not (machine / "gone.json").exists()]
         if left:
             raise LeakSuspected(f"machine {left[0]} of the rehearsal is not gone", f"look into {self.home}")
         if keep:

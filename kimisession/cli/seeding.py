@@ -1,7 +1,9 @@
 """`kimisession seed`."""
 
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from kimisession.cli import show
@@ -9,11 +11,16 @@ from kimisession.errors import KimiError, UsageMistake
 from kimisession.node.policy import span
 from kimisession.paths import buckets_home
 from kimisession.profile_file import load_profile
+from kimisession.rehearsal.mini_kimi import make_mini_kimi
+from kimisession.rehearsal.standin_model import make_standin_model
 from kimisession.weights.bucket import Bucket, open_bucket
 from kimisession.weights.manifest import Manifest
 from kimisession.weights.seal import Progress, delete, read_seal, verify
 from kimisession.weights.seed import seed
 from kimisession.weights.source import FolderSource
+
+#: Profiles whose weights are made on the spot: nothing has to be downloaded for a rehearsal.
+MADE_HERE: dict[str, Callable[[Path], object]] = {"rehearsal": make_standin_model, "rehearsal-vllm": make_mini_kimi}
 
 
 def bucket_url(profile: str, given: str | None) -> str:
@@ -42,23 +49,25 @@ def run_seed(
         verify(open_bucket(url), manifest, _Telling("verified"), deep=True)
         _print(url, manifest, json)
         return
-    if source is None:
+    maker = MADE_HERE.get(profile.name)
+    if source is None and maker is None:
         raise UsageMistake(
             "this version seeds from a folder only",
             f"download the weights, then: kimisession seed {profile.name} --from FOLDER",
         )
-    if not source.is_dir():
+    if source is not None and not source.is_dir():
         raise UsageMistake(f"{source} is not a folder", "point --from at the folder with the safetensors files")
     if dry_run:
-        show.out(f"would seed {source} into {url}")
+        show.out(f"would seed {source or 'weights made on the spot'} into {url}")
         return
-    began = time.monotonic()
-    manifest = seed(
-        FolderSource(source), open_bucket(url), model=profile.checkpoints[0].repo, progress=_Telling("seeded")
-    )
-    show.say(
-        f"sealed {len(manifest.files)} files, {show.size(manifest.total_bytes)} in {span(time.monotonic() - began)}"
-    )
+    with tempfile.TemporaryDirectory(prefix="kimisession-weights-") as made:
+        if source is None and maker is not None:
+            maker(Path(made))
+        began = time.monotonic()
+        folder = FolderSource(source or Path(made))
+        manifest = seed(folder, open_bucket(url), model=profile.checkpoints[0].repo, progress=_Telling("seeded"))
+    took = time.monotonic() - began
+    show.say(f"sealed {len(manifest.files)} files, {show.size(manifest.total_bytes)} in {took:.1f} s")
     _print(url, manifest, json)
     if not json:
         show.next_step(f"kimisession start {profile.name}")

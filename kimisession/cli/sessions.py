@@ -101,7 +101,11 @@ def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, 
             rows.append(("note", "stand-in engine: no model is run"))
         if session.state is State.READY:
             rows.append(("endpoint", f"http://127.0.0.1:{request.port}/v1  model {request.served_name}"))
-    rows.extend(("kv cache", f"{int(value):,} tokens") for name, value in session.facts if name == "kv_tokens")
+    kv_tokens = dict(session.facts).get("kv_tokens", "")
+    if kv_tokens.isdigit():
+        rows.append(("kv cache", f"{int(kv_tokens):,} tokens"))
+    if session.restarts:
+        rows.append(("restarted", f"{len(session.restarts)} times, last with {session.restarts[-1].flags}"))
     began = began_at(session)
     if began and request:
         up = seconds_since(began, ended_at(session) or now)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,14 +125,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[i
 
 
 def pairs(rows: Sequence[tuple[str, str]], stream: TextIO = sys.stdout) -> None:
-    """Names and values below each other."""
+    """Names and values below each other; long values are wrapped under themselves on a terminal, whole in a pipe."""
     width = max(len(name) for name, _ in rows)
+    room = max(20, shutil.get_terminal_size().columns - width - 5) if stream.isatty() else 0
     for name, value in rows:
-        first, *more = value.split("\n")
-        print(f"  {paint(name.ljust(width), 'dim', stream)}  {first}", file=stream)
-        for line in more:
-            print(f"  {' ' * width}  {line}", file=stream)
+        for number, line in enumerate(wrapped(value, room)):
+            label = paint(name.ljust(width), "dim", stream) if number == 0 else " " * width
+            print(f"  {label}  {line}", file=stream)
     stream.flush()
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """The lines of `text`, none longer than `room` where words allow it; 0 means: as they are."""
+    lines = text.split("\n")
+    if not room:
+        return lines
+    options = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
+    return [part for line in lines for part in (textwrap.wrap(line, room, **options) if len(line) > room else [line])]
 
 
 def moment(at: datetime) -> str:

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TypeVar
 
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller
-from kimisession.cli.seeding import bucket_url
+from kimisession.cli.seeding import MADE_HERE, bucket_url
 from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
 from kimisession.controller import Controller
 from kimisession.core.catalog import parse_accelerators
@@ -49,6 +50,7 @@ class StartOptions:
     bucket: str | None
     port: int | None
     engine_python: str
+    webhook_file: str | None
     sets: tuple[str, ...]
     yes: bool
     dry_run: bool
@@ -77,6 +79,7 @@ def run_start(options: StartOptions) -> None:
         _agree(options.yes)
     except KeyboardInterrupt:
         raise Interrupted("interrupted before anything was created: nothing is billed") from None
+    webhook = _read_webhook(options.webhook_file)
     try:
         session = controller.request(quote, spec)
     except NameTaken:  # another command was quicker by a moment
@@ -85,7 +88,7 @@ def run_start(options: StartOptions) -> None:
             raise
         _resume(controller, other, profile.name, options.json)
         return
-    _attended(controller, session, lambda: controller.launch(session, spec), options.json)
+    _attended(controller, session, lambda: controller.launch(session, spec, webhook), options.json)
 
 
 def _checked(make: Callable[[], T], flag: str) -> T:
@@ -115,18 +118,31 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         idle_s=options.idle_s,
         duration_s=options.duration_s,
         budget_usd=options.budget_usd,
-        sets=dict(_parse_set(text) for text in options.sets),
+        sets=dict(parse_set(text) for text in options.sets),
     )
     return _checked(lambda: make_quote(profile, choices, utc_now()), "--duration")
 
 
-def _parse_set(text: str) -> tuple[str, FlagValue]:
+def parse_set(text: str) -> tuple[str, FlagValue]:
     """`max_model_len=16384`: the engine's own spelling, underscores allowed. true and false are switches."""
     key, equals, value = text.partition("=")
     key = key.strip().lstrip("-").replace("_", "-")
     if not key or not equals:
         raise UsageMistake(f"--set: {text!r} is not NAME=VALUE", "for example --set max-model-len=16384")
     return key, {"true": True, "false": False}.get(value, value)
+
+
+def _read_webhook(path: str | None) -> str | None:
+    """The webhook's address out of its file: such addresses are secrets, so they are never in argv or config."""
+    if path is None:
+        return None
+    try:
+        url = Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageMistake(f"--webhook-file: {path}: {error.strerror}", "nothing was created") from None
+    if not url.startswith(("https://", "http://")):
+        raise UsageMistake(f"--webhook-file: {path} holds no http address", "nothing was created")
+    return url
 
 
 def _free_port(taken: set[int]) -> int:
@@ -144,7 +160,11 @@ def _check_weights(quote: Quote) -> None:
         local = quote.choices.bucket_url.startswith("file://")
         verify(bucket, manifest, deep=local and manifest.total_bytes <= READ_BACK_BYTES)
     except DoesNotFit as error:
-        raise DoesNotFit(error.message, f"kimisession seed {quote.profile.name} --from FOLDER") from None
+        raise DoesNotFit(error.message, _seed_command(quote.profile.name)) from None
+
+
+def _seed_command(profile: str) -> str:
+    return f"kimisession seed {profile}" + ("" if profile in MADE_HERE else " --from FOLDER")
 
 
 def _print_quote(quote: Quote) -> None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from kimisession.core.profile import FlagValue
 
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 
 LABEL_SESSION = "kimisession-session"
@@ -22,7 +22,7 @@ def check_name(name: str) -> str:
     """A session's name is also a host name and part of paths. Raises ValueError, one sentence."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} cannot name a session; use up to 31 small letters, digits and dashes, a letter first"
+            f"{name!r} cannot name a session; use up to 31 small letters, digits and dashes, a letter first, no dash last"
         )
     return name
 

@@ -201,7 +201,7 @@ def decode(kind: str, body: str) -> Event | Damaged:
         raw = json.loads(body)
         hints = get_type_hints(cls)
         return cls(**{f.name: _typed(raw, f.name, hints[f.name], f.default) for f in fields(cls)})
-    except (ValueError, TypeError, KeyError, InvalidOperation) as error:
+    except (ValueError, TypeError, KeyError, InvalidOperation, RecursionError) as error:
         return Damaged(f"{kind} cannot be read: {type(error).__name__}: {error}"[:200])
 
 
@@ -220,8 +220,8 @@ def _typed(raw: dict[str, Any], name: str, hint: Any, default: Any) -> Any:
         return moment
     if want is Decimal:
         money = Decimal(value)
-        if not money.is_finite():
-            raise ValueError(f"{name} is not a number")
+        if not money.is_finite() or (money and abs(money.adjusted()) > 12):
+            raise ValueError(f"{name} is not an amount of money")
         return money
     if not isinstance(value, want) or (want is int and isinstance(value, bool)):
         raise TypeError(f"{name} is {type(value).__name__}, not {want.__name__}")
@@ -354,9 +354,9 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
         case Fact():
             fact = (event.name, event.value)
             return session if fact in session.facts else replace(session, facts=(*session.facts, fact))
-        case Ready() if event.run == session.run:
-            first = session.first_ready_at or event.at
-            return replace(session, ready_at=session.ready_at or event.at, first_ready_at=first)
+        case Ready() if event.run >= session.run:  # greater: the record of the restart was lost
+            at = (session.ready_at if event.run == session.run else None) or event.at
+            return replace(session, run=event.run, ready_at=at, first_ready_at=session.first_ready_at or event.at)
         case Restarted() if event.run > session.run:
             return replace(session, ready_at=None, run=event.run, restarts=(*session.restarts, event))
         case Extended(deadline=deadline):

@@ -112,21 +112,25 @@ def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[
     yield TeardownConfirmed(seen.at, seen.why)
 
 
-def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
+def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:  # noqa: PLR0912 - one arm a kind of line
     """Journal lines as events. A line that is not understood is left out: it stays in the journal itself."""
     began = {p.name for p in session.phases}
     ended = {p.name for p in session.phases if p.ended}
     facts = set(session.facts)
     ready_run = session.run if session.ready_at else session.run - 1
     run, over, deadline = session.run, session.ended is not None, session.deadline
+    loud = bool(session.unconfirmed) or not session.live
+    decided: tuple[str, str] | None = None
     for line in seen.journal:
         try:
             at, kind = datetime.fromisoformat(line["at"]), line["kind"]
+            if at.tzinfo is None:
+                continue
             phase = str(line.get("phase", ""))
             if kind == "phase" and line["state"] == "began" and phase not in began:
                 began.add(phase)
                 yield PhaseBegan(at, phase)
-            elif kind == "phase" and line["state"] in ("ended", "failed") and phase not in ended:
+            elif kind == "phase" and line["state"] in ("ended", "failed") and phase in began - ended:
                 ended.add(phase)
                 yield PhaseEnded(at, phase, line["state"] == "failed")
             elif kind == "fact" and (fact := (str(line["name"]), str(line["value"]))) not in facts:
@@ -143,12 +147,18 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:
                 if deadline is None or moved > deadline:
                     deadline = moved
                     yield Extended(at, moved, "keeper")
+            elif kind == "ending" and not decided:
+                decided = str(line["reason"]), str(line["evidence"])
             elif kind == "ended" and not over:
+                reason, evidence = str(line["reason"]), str(line["evidence"])
+                if decided and decided[0] != reason:  # something died while it was ending: not why it ended
+                    reason, evidence = decided[0], f"{decided[1]}; then {evidence}"
                 over = True
-                yield EndedOnNode(at, str(line["reason"]), str(line["evidence"]), int(line["exit_code"]))
-            elif kind == "closed" and int(line["left"]) and not session.unconfirmed:
+                yield EndedOnNode(at, reason, evidence, int(line["exit_code"]))
+            elif kind == "closed" and int(line["left"]) and not loud:
+                loud = True
                 yield Unconfirmed(at, f"{line['left']} processes could not be killed")
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
             continue
 
 
@@ -162,6 +172,7 @@ def must_tear_down(session: Session, seen: Observation) -> str:
         return session.teardown.reason
     if seen.unguarded:
         return "unguarded"
-    if session.deadline is not None and seen.at > session.deadline + DEADLINE_GRACE:
+    moments = (session.deadline, session.request.budget_at if session.request else None)
+    if any(moment is not None and seen.at - DEADLINE_GRACE > moment for moment in moments):
         return "past-deadline"
     return ""

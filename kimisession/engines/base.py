@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.lifecycle import Observation
+from kimisession.core.profile import FlagValue
 from kimisession.errors import UsageMistake
 
 
@@ -36,8 +37,9 @@ class Engine(Protocol):
     def check(self, spec: LaunchSpec) -> None:
         """Refuse what cannot run here before anything exists. Raises DoesNotFit."""
 
-    def launch(self, spec: LaunchSpec, api_key: str) -> None:
-        """Bring the session's machine up, or find it up. Returns when its layers are armed, not when it is ready."""
+    def launch(self, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
+        """Bring the session's machine up, or find it up. Returns when its layers are armed, not when it is ready.
+        `secrets` become files in the machine's folder, readable by its user alone: `api_key`, perhaps `webhook`."""
 
     def observe(self, session_id: str) -> Observation:
         """What there is of this session, by what the provider says."""
@@ -45,14 +47,19 @@ class Engine(Protocol):
     def find(self) -> tuple[Found, ...]:
         """Everything of ours that exists here, whoever started it."""
 
-    def logs(self, session_id: str, follow: bool) -> Iterator[str]:
-        """The engine's log lines; with `follow` until the session has ended. Kept after the end where it can be."""
+    def logs(self, session_id: str, follow: bool, run: int | None = None) -> Iterator[str]:
+        """The log lines of the engine's start number `run` (None: the last); with `follow` until the session has ended.
+        Kept after the end where it can be."""
 
     def base_url(self, session_id: str, port: int) -> str:
         """Where the endpoint can be reached from here, without a trailing slash."""
 
     def extend(self, session_id: str, deadline: datetime, added_s: float) -> None:
         """Move every layer's deadline, the last to die first."""
+
+    def restart(self, session_id: str, sets: Mapping[str, FlagValue] | None) -> None:
+        """Ask for the engine to be started again with these flags changed; None: with the flags of before. Raises
+        UsageMistake when there is no before. Returns at once: `observe` shows what comes of it."""
 
     def down(self, session_id: str, by: str, reason: str) -> None:
         """End and delete. Returns only when nothing is left; raises NotYetGone while it is being deleted."""

@@ -10,16 +10,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kimisession.core.catalog import parse_accelerators, recognise
-from kimisession.core.launch import LABEL_SESSION, LaunchSpec, deadline_label
+from kimisession.core.launch import LABEL_SESSION, LaunchSpec, deadline_label, edit_argv, flags_to_argv
 from kimisession.core.lifecycle import Layer, Observation, SeenResource
+from kimisession.core.profile import FlagValue
 from kimisession.engines.base import Found
-from kimisession.engines.local_machine import Machine, write_json
-from kimisession.errors import DoesNotFit, EngineFailed, NotYetGone, Unconfirmed
+from kimisession.engines.local_machine import Machine, read_json, write_json
+from kimisession.errors import DoesNotFit, EngineFailed, NotYetGone, Unconfirmed, UsageMistake
 from kimisession.node import job, leash
 from kimisession.node.journal import read_journal
 
@@ -57,7 +59,7 @@ class LocalEngine:
                     "run it where the GPUs are, or name what is here with --gpus",
                 )
 
-    def launch(self, spec: LaunchSpec, api_key: str) -> None:
+    def launch(self, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
         """Make the folder, then the supervisor. What exists is left as it is."""
         machine = self.machine(spec.session_id)
         machine.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,21 +68,22 @@ class LocalEngine:
             if machine.gone or machine.supervised:
                 return
             if not machine.record:
-                self._make(machine, spec, api_key)
+                self._make(machine, spec, secrets)
             self._arm(machine)
         finally:
             os.close(lock)
 
-    def _make(self, machine: Machine, spec: LaunchSpec, api_key: str) -> None:
+    def _make(self, machine: Machine, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
         for name in ("control", "run", "disk"):
             (machine.folder / name).mkdir(exist_ok=True)
         package = machine.folder / "lib" / "kimisession"
         shutil.copytree(_NODE, package / "node", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         (package / "__init__.py").touch()
         (machine.folder / "spec.json").write_text(spec.node_config(), encoding="utf-8")
-        key = os.open(machine.folder / "api_key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.write(key, api_key.encode())
-        os.close(key)
+        for name, text in secrets.items():
+            fd = os.open(machine.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(fd, text.encode())
+            os.close(fd)
         # Last, and whole: from here on the machine exists.
         write_json(
             machine.folder / "machine.json",
@@ -144,9 +147,13 @@ class LocalEngine:
                 found.append(Found(labels[LABEL_SESSION], labels, machine.began))
         return tuple(found)
 
-    def logs(self, session_id: str, follow: bool) -> Iterator[str]:
+    def logs(self, session_id: str, follow: bool, run: int | None = None) -> Iterator[str]:
         """Steps first, then the engine; kept after the end."""
         machine = self.machine(session_id)
+        old = machine.run / f"engine-{run}.log"
+        if run is not None and old.exists():
+            yield from old.read_text(encoding="utf-8", errors="replace").splitlines()
+            return
         for step in sorted(machine.run.glob("step-*.log")):
             yield from step.read_text(encoding="utf-8", errors="replace").splitlines()
         offset = 0
@@ -178,6 +185,17 @@ class LocalEngine:
             {"hard_cap_utc": deadline.timestamp(), "added_s": added_s},
         )
 
+    def restart(self, session_id: str, sets: Mapping[str, FlagValue] | None) -> None:
+        """Hand the keeper the new arguments, worked out from those that run now."""
+        machine = self.machine(session_id)
+        running = read_json(machine.run / "argv.json") or {}
+        if sets is None and not running.get("before"):
+            raise UsageMistake("this engine was not restarted: there are no flags of before", "restart it with --set")
+        argv = list(running["before"] if sets is None else edit_argv(running["argv"], sets))
+        flags = "as before" if sets is None else " ".join(flags_to_argv(sets))
+        order = {"id": uuid.uuid4().hex, "argv": argv, "flags": flags}
+        write_json(machine.folder / "control" / "restart.json", order)
+
     def down(self, session_id: str, by: str, reason: str) -> None:
         """Ask the keeper, then its wrapper, then nobody."""
         machine = self.machine(session_id)
@@ -189,7 +207,8 @@ class LocalEngine:
         if machine.gone:
             return
         asked_s = machine.ask_to_stop(by, reason)
-        patience_s = machine.stop_grace_s() + 25
+        # Without a wrapper the job has ended: a supervisor that has not closed the machine by then hangs.
+        patience_s = machine.stop_grace_s() + 25 if machine.wrapped else 5
         if asked_s < patience_s and (machine.supervised or machine.wrapped or machine.launching):
             time.sleep(0.1)
             if machine.gone is None:

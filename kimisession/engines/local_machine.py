@@ -19,6 +19,7 @@ from typing import Any
 
 from kimisession.core.launch import LABEL_DEADLINE, LABEL_SESSION, parse_deadline_label
 from kimisession.node import config, job, leash
+from kimisession.node.journal import read_journal
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -152,12 +153,22 @@ class Machine:
             path = ""
         return leash.Cgroup(Path(path) if path else None)
 
+    def _closed_by_wrapper(self) -> datetime | None:
+        """When the wrapper wrote, as the last word of all, that nothing is left; None when it never came to that."""
+        for line in read_journal(self.run / "journal.jsonl")[0][-1:]:
+            if line["kind"] == "closed" and line.get("left") == 0:
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    return datetime.fromisoformat(line["at"])
+        return None
+
     def close(self, by: str, within_s: float = 10.0) -> bool:
         """Kill what is left, give the disk back, and record that it is gone. Repeatable. False: something is left."""
         if self.gone:
             return True
         until = time.monotonic() + within_s
+        ended = self._closed_by_wrapper()
         while left := self.leftovers():
+            ended = None
             if time.monotonic() >= until:
                 return False
             self._group().kill()
@@ -166,14 +177,16 @@ class Machine:
             leash.reap()
             time.sleep(0.02)
         self._group().remove()
-        ended = datetime.now(UTC)
+        seen_by = f"seen by the {by}" if ended is None else f"recorded by the wrapper, confirmed by the {by}"
+        ended = ended or datetime.now(UTC)
         # A machine without a readable spec never had a disk of its own.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job.release_disk(self.folder, config.load(self.folder))
-        (self.folder / "api_key").unlink(missing_ok=True)
+        for secret in ("api_key", "webhook"):
+            (self.folder / secret).unlink(missing_ok=True)
         # No process of it is left; what remains to be written takes no machine time.
         write_json(
             self.folder / "gone.json",
-            {"at": ended.isoformat(), "by": by, "evidence": f"no process left, seen by the {by}"},
+            {"at": ended.isoformat(), "by": by, "evidence": f"no process left, {seen_by}"},
         )
         return True

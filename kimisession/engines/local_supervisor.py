@@ -21,6 +21,8 @@ from kimisession.node.journal import Journal
 
 GRACE_S = 15.0
 POLL_S = 0.2
+PAST_DEADLINE = 42
+WRAPPER_KILLED = 43
 
 _ASKED = False
 
@@ -47,6 +49,11 @@ def supervise(machine: Machine) -> int:
     if machine.gone is None:
         wrapper = _start_job(machine)
         _wait(machine, wrapper, journal, grace_s)
+        if wrapper.returncode < 0:  # it had no chance to say so itself
+            evidence = f"the wrapper was killed by signal {-wrapper.returncode}"
+            journal.write("ended", reason="wrapper-died", evidence=evidence, exit_code=WRAPPER_KILLED)
+        # A daemon that cleared its environment carries no mark: without its keeper and wrapper it is our child now.
+        leash.kill_descendants(os.getpid(), within_s=10)
     closed = machine.close("supervisor")
     if not closed:
         journal.write("closed", exit_code=1, left=len(machine.leftovers()))
@@ -56,7 +63,7 @@ def supervise(machine: Machine) -> int:
 
 def _start_job(machine: Machine) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PYTHONPATH": str(machine.folder / "lib")}
-    argv = [sys.executable, "-m", "kimisession.node.job", str(machine.folder)]
+    argv = [sys.executable, "-m", "kimisession.node.job", str(machine.folder), str(os.getpid())]
     with (machine.run / "job.log").open("ab") as log:
         return subprocess.Popen(
             argv,
@@ -92,7 +99,7 @@ def _wait(machine: Machine, wrapper: subprocess.Popen[bytes], journal: Journal, 
                 "ended",
                 reason="past-deadline",
                 evidence="the job did not end by itself; killed",
-                exit_code=42,
+                exit_code=PAST_DEADLINE,
             )
             # The wrapper first asks its keeper; after that nothing is asked.
             wrapper.terminate()

@@ -1,6 +1,6 @@
 """The wrapper: what the machine's job queue starts. It owns the keeper, and nothing outlives it.
 
-    python3 -m kimisession.node.job MACHINE_FOLDER
+    python3 -m kimisession.node.job MACHINE_FOLDER [LAUNCHER_PID]
 
 When the keeper ends, however it ends, every descendant is killed, the machine's disk is released if it was made for
 this session, and the job exits with the keeper's code (notes/architecture.md), 40 when the keeper was killed, 41 when
@@ -92,21 +92,22 @@ def run(machine: Path, parent: int) -> int:
 def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journal: Journal, parent: int) -> int:
     """Wait until the keeper has ended. One that stops beating is killed: by default the machine goes away."""
     last_beat = time.monotonic()
-    told = False
+    beaten = told = False
     while True:
         readable, _, _ = select.select([lifeline], [], [], 0.25)
         if readable:
             if os.read(lifeline, 4096):
-                last_beat = time.monotonic()
+                last_beat, beaten = time.monotonic(), True
             else:  # its end is closed: it is gone, or about to be
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     keeper.wait(timeout=5)
                     break
         if keeper.poll() is not None:
             break
-        if _ASKED_TO_END and not told:
+        if _ASKED_TO_END and beaten and not told:
             told = True
-            # The keeper ends the engine in order; it is told once, and its silence is watched all the same.
+            # The keeper ends the engine in order; it is told once, and its silence is watched all the same. Before its
+            # first beat it has no handler yet, and the signal would be what kills it.
             keeper.send_signal(signal.SIGUSR1 if os.getppid() != parent else signal.SIGTERM)
         if time.monotonic() - last_beat > config.silent_s:
             journal.write(
@@ -132,8 +133,8 @@ def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journ
 
 
 def main() -> int:
-    """Entry point. The parent is read first, so that a launcher that died meanwhile is noticed."""
-    parent = os.getppid()
+    """Entry point. A launcher that gives its pid is missed even if it died before this line; else the parent is read."""
+    parent = int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid()
     return run(Path(sys.argv[1]), parent)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from kimisession.node.policy import EXIT_CODES, Action, Activity, Decision, Limi
 from kimisession.node.traffic import Counters
 
 _FIRST_ANSWER_S = 300.0  # the first completion may wait for kernels to compile
+_NAMES_AN_ERROR = re.compile(r"[A-Za-z]Error\b|\b[Ee]rror:|\bfailed\b")
 _TAIL_BYTES = 1 << 20  # an engine that floods its log is read from its newest megabyte
 
 
@@ -74,7 +76,8 @@ class Task:
     def __init__(self, name: str, argv: list[str], env: dict[str, str], log: Path) -> None:
         self.name = name
         self.log = Log(log)
-        self.last_line = ""
+        self.telling = ""  # the line to quote when it fails: the last that names an error, else the last
+        self._named = self._quoted = False
         fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self.process = subprocess.Popen(
@@ -88,11 +91,18 @@ class Task:
         finally:
             os.close(fd)
 
+    def quote(self, sentence: str) -> None:
+        """Its own words for what went wrong outrank what its log looks like."""
+        self.telling, self._named = sentence[:300], True
+        self._quoted = True
+
     def lines(self) -> list[str]:
         """New lines of its log."""
         lines = self.log.new_lines()
-        if lines:
-            self.last_line = lines[-1].strip()
+        for line in lines:
+            named = _NAMES_AN_ERROR.search(line) is not None
+            if not self._quoted and (named or not self._named):
+                self.telling, self._named = line.strip()[:300], self._named or named
         return lines
 
 
@@ -124,8 +134,10 @@ class Keeper:
         self.began: dict[str, float] = {}
         self.run_number = 1
         self.argv = config.engine.argv
-        self.argv_before: tuple[str, ...] | None = None
+        self.argv_before: tuple[str, ...] | None = None  # to go back to while a restart has not come up
+        self.argv_undo: tuple[str, ...] | None = None  # what ran before what runs
         self.restart_asked = ""
+        self.webhook: asking.Background[None] = asking.Background()
 
     def _limits(self, now: float) -> Limits:
         """Moments come onto the clock that never steps once, here; the duration bounds a wrong wall clock."""
@@ -225,14 +237,15 @@ class Keeper:
                 continue
             for line in task.lines():
                 self._moved(now)
-                self._step_progress(name, line)
+                self._step_line(task, line)
             code = task.process.poll()
             if code is None:
                 continue
-            task.lines()
+            for line in task.lines():
+                self._step_line(task, line)
             if code != 0:
                 self._phase_ends(name, now, failed=True)
-                self.seen = replace(self.seen, failed_step=f"{name}: {task.last_line or f'exit code {code}'}")
+                self.seen = replace(self.seen, failed_step=f"{name}: {task.telling or f'exit code {code}'}")
                 return
             self.done.add(name)
             self._phase_ends(name, now)
@@ -252,6 +265,8 @@ class Keeper:
         with contextlib.suppress(OSError):
             who = leash.identity(self.engine.process.pid)
             (self.machine / "run" / "pid.engine").write_text(who, encoding="ascii")
+            running = json.dumps({"argv": self.argv, "before": self.argv_before or self.argv_undo})
+            (self.machine / "run" / "argv.json").write_text(running, encoding="utf-8")
 
     def _restart(self, argv: tuple[str, ...], flags: str) -> None:
         """Stop the engine and start it with other arguments. Weights, page cache and compile cache stay."""
@@ -267,7 +282,7 @@ class Keeper:
         now = boot_clock()
         self.seen = replace(
             self.seen,
-            started_at=now,
+            run_at=now,
             progressed_at=now,
             ready_at=None,
             engine_exit=None,
@@ -284,11 +299,14 @@ class Keeper:
             "port": str(self.config.engine.port),
         }
 
-    def _step_progress(self, name: str, line: str) -> None:
+    def _step_line(self, task: Task, line: str) -> None:
+        """Steps may say how far they are, and why they failed, as JSON (see node/pull.py)."""
         with contextlib.suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("progress"), dict):
-                self.journal.write("progress", phase=name, **record["progress"])
+                self.journal.write("progress", phase=task.name, **record["progress"])
+            elif isinstance(record, dict) and isinstance(record.get("failed"), dict):
+                task.quote(str(record["failed"].get("message", line)))
 
     def _engine(self, now: float) -> None:
         """Follow the engine's log through its phases, and take one completion as readiness."""
@@ -303,7 +321,7 @@ class Keeper:
         code = self.engine.process.poll()
         if code is not None and self.seen.ready_at is None and self.argv_before is not None:
             before, self.argv_before = self.argv_before, None
-            text = f"the engine did not start with these flags ({self.engine.last_line}); going back"
+            text = f"the engine did not start with these flags ({self.engine.telling}); going back"
             self.journal.write("warn", reason="restart", text=text)
             self._restart(before, "as before")
             return
@@ -325,8 +343,9 @@ class Keeper:
                 activity=Activity.QUIET,
             )
             self.next_scrape = now + self.config.scrape_s
-            self.argv_before = None
-            after_s = round(now - self.seen.started_at, 3)
+            self.argv_undo, self.argv_before = self.argv_before or self.argv_undo, None
+            began_at = self.seen.started_at if self.seen.run_at is None else self.seen.run_at
+            after_s = round(now - began_at, 3)
             self.journal.write("ready", run=self.run_number, port=port, completion_tokens=tokens, after_s=after_s)
         elif not self.probe.asking and asking.listening(port):
             self.probe.ask(
@@ -419,6 +438,16 @@ class Keeper:
             self.warned = (decision.reason, decision.ends_at)
             text = f"ends in {max(0, round(decision.ends_at - now))}s: {decision.evidence}"
             self.journal.write("warn", reason=decision.reason.value, text=text)
+            self._tell_outside(f"session {self.config.session} {text}")
+
+    def _tell_outside(self, text: str) -> None:
+        """The user's webhook, if there is one; it may be slow or dead without holding anything up."""
+        try:
+            url = (self.machine / "webhook").read_text(encoding="utf-8").strip()
+        except OSError:
+            return
+        self.webhook = asking.Background()
+        self.webhook.ask(lambda: asking.tell(url, text))
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -426,6 +455,7 @@ class Keeper:
         """End the engine in order, then by force, then say so. The heartbeat goes on meanwhile."""
         reason = self.stop_reason or decision.reason.value
         self.journal.write("ending", reason=reason, evidence=decision.evidence)
+        self._tell_outside(f"session {self.config.session} is ending ({reason}): {decision.evidence}")
         left = self._stop_tasks()
         code = EXIT_CODES[decision.reason]
         self.journal.write("ended", reason=reason, evidence=decision.evidence, exit_code=code, left=len(left))

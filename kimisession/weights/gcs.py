@@ -31,6 +31,8 @@ from kimisession.weights.errors import (
 )
 
 CONNECT_S = 60.0
+GRAIN_BYTES = 256 * 2**10
+"""A resumable upload keeps whole multiples of this (Cloud Storage documentation, resumable uploads)."""
 
 
 class GcsBucket:
@@ -142,7 +144,7 @@ class GcsBucket:
                 checksum=None,
                 retry=self._retry,
             )
-        return GcsUpload(self.url, name, size, uri)
+        return GcsUpload(self.url, name, size, uri, at=0)
 
     def resume_upload(self, name: str, size: int, uri: str) -> Upload:
         """See Bucket.resume_upload."""
@@ -195,7 +197,7 @@ class GcsBucket:
 class GcsUpload:
     """A resumable upload: what is missing goes out as the body of one PUT."""
 
-    def __init__(self, url: str, name: str, size: int, uri: str) -> None:
+    def __init__(self, url: str, name: str, size: int, uri: str, at: int | None = None) -> None:
         parts = urlsplit(uri)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise SessionGone(f"{uri!r} is no upload of {url}")
@@ -206,7 +208,7 @@ class GcsUpload:
         self._site = Site(f"{parts.scheme}://{parts.netloc}", CONNECT_S)
         self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._connection: http.client.HTTPConnection | None = None
-        self._at: int | None = None
+        self._at = at
         self._made: Stat | None = None
 
     def offset(self) -> int:
@@ -222,6 +224,8 @@ class GcsUpload:
 
     def send(self, chunk: memoryview) -> None:
         """See Upload.send."""
+        if not chunk:
+            return
         if self._at is None:
             self.offset()
         try:
@@ -284,7 +288,8 @@ class GcsUpload:
         self.close()
         if answer.status == 308:
             last = re.fullmatch(r"bytes=0-(\d+)", answer.getheader("Range") or "")
-            self._at = int(last.group(1)) + 1 if last else 0
+            # What is kept comes in whole grains, and bytes sent again are ignored: so less than a grain is none.
+            self._at = (int(last.group(1)) + 1) // GRAIN_BYTES * GRAIN_BYTES if last else 0
         elif answer.status in (200, 201):
             try:
                 found = json.loads(text)
