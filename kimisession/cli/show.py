@@ -140,8 +140,8 @@ def wrapped(text: str, room: int) -> list[str]:
     lines = text.split("\n")
     if not room:
         return lines
-    options = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
-    return [part for line in lines for part in (textwrap.wrap(line, room, **options) if len(line) > room else [line])]
+    wrap = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False).wrap
+    return [part for line in lines for part in (wrap(line) if len(line) > room else [line])]
 
 
 def moment(at: datetime) -> str:
