@@ -27,9 +27,19 @@ def data_home() -> Path:
     return _home("KIMISESSION_DATA_HOME", "XDG_DATA_HOME", ".local/share")
 
 
+def cache_home() -> Path:
+    """Copies of price lists: can be deleted at any time."""
+    return _home("KIMISESSION_CACHE_HOME", "XDG_CACHE_HOME", ".cache")
+
+
 def machines_home() -> Path:
     """Where the local engine keeps its machines: the stand-in for a cloud's list of instances."""
     return state_home() / "machines"
+
+
+def rented_home() -> Path:
+    """What this machine remembers of sessions on rented machines; the places themselves know the truth."""
+    return state_home() / "rented"
 
 
 def buckets_home() -> Path:

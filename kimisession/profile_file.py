@@ -42,17 +42,26 @@ def load_profile(name: str) -> Profile:
 def read_profile(path: Path) -> Profile:
     """The profile in a file. Raises UsageMistake that names file and key of every mistake, one sentence each."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageMistake(f"{path}: {error.strerror}", "`kimisession profiles` lists the profiles there are") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageMistake(f"{path}: this is not TOML: {error}", "mend that line") from None
+    return profile_from_text(text, str(path), path.stem)
+
+
+def profile_from_text(text: str, path: str, stem: str | None = None) -> Profile:
+    """The profile in a text; `path` is what mistakes are said of, `stem` the name that it must have. Raises UsageMistake."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise UsageMistake(f"{path}: this is not TOML: {error}", "mend that line") from None
     mistakes = [*_unknown_keys(raw, Profile, "")]
     profile = None
     if not mistakes:
         profile, mistakes = _typed(raw)
     if profile is not None:
-        mistakes = [*_meaning(profile, path.stem)]
+        mistakes = [*_meaning(profile, profile.name if stem is None else stem)]
     if mistakes or profile is None:
         raise UsageMistake("; ".join(f"{path}: {mistake}" for mistake in mistakes), "mend the profile and try again")
     return profile

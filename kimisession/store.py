@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from kimisession.core.cost import cost_of
-from kimisession.core.ledger import Event, Session, decode, encode, fold
+from kimisession.core.ledger import Benched, Damaged, Event, Session, decode, encode, fold
 from kimisession.errors import KimiError
 
 SCHEMA_VERSION = 1
@@ -79,6 +79,7 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(path, timeout=20, isolation_level=None)
+            self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # torn text is damage, not an error
             self._db.execute("PRAGMA busy_timeout = 20000")
             version = self._version()
             if version == 0:
@@ -241,6 +242,13 @@ class Store:
             (name, name),
         ).fetchone()
         return self.session(found[0]) if found else None
+
+    def benches(self) -> list[tuple[str, Benched | Damaged]]:
+        """(session, bench) of all sessions, oldest first. One that cannot be read keeps its place, so that the number
+        by which people know a bench never changes."""
+        rows = self._db.execute("SELECT session, body FROM events WHERE kind = ? ORDER BY seq", (Benched.__name__,))
+        read = ((session, decode(Benched.__name__, str(body))) for session, body in rows)
+        return [(session, event) for session, event in read if isinstance(event, Benched | Damaged)]
 
     def totals(self) -> tuple[int, Decimal]:
         """How many sessions, and what they took together; those with a pretended price left out."""

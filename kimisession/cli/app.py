@@ -8,7 +8,7 @@ import os
 import sys
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -52,6 +52,7 @@ def common(
 ) -> None:
     """Options of every command."""
     show.SETTINGS.quiet, show.SETTINGS.colour, show.SETTINGS.debug = quiet, not no_color, debug
+    show.follow_progress()
 
 
 def _duration(flag: str, text: str | None) -> int | None:
@@ -91,6 +92,81 @@ def profiles(
 
 
 @app.command()
+def plan(
+    profile: Annotated[str | None, typer.Argument(help="A profile, or a file with one; default kimi-k2.5.")] = None,
+    int4: Annotated[bool, typer.Option("--int4", help="The kimi-k2.5-int4 profile.")] = False,
+    gpus: Annotated[str | None, typer.Option(help="On other devices, like H200:8.")] = None,
+    context: Annotated[
+        str | None, typer.Option(help="Tokens that a request must have, like 64k: what does it take?")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests of that length at once: what does it take?")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Force one of the profile's checkpoints.")] = None,
+    infra: Annotated[str | None, typer.Option(help="Where; default: what the profile says.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Hard cap of the session, like 2h.")] = None,
+    price: Annotated[str | None, typer.Option(help="Dollars per hour, where the figure shown is not yours.")] = None,
+    preemptions: Annotated[
+        str | None, typer.Option("--preemptions-per-hour", help="A rate that you know, to price what they cost.")
+    ] = None,
+    api_price: Annotated[
+        str | None, typer.Option("--api-price", help="Dollars per million output tokens, for the break-even.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="An engine flag over the profile's, like max-model-len=16384.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="The arithmetic, line by line, with sources.")] = False,
+    compare: Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="Two profiles side by side.")] = None,
+    script: Annotated[
+        Path | None, typer.Option("--from", help="A script with `vllm serve`: it becomes a profile.")
+    ] = None,
+    engine_version: Annotated[str | None, typer.Option(help="With --from: the version that the script is for.")] = None,
+    lock: Annotated[
+        bool, typer.Option("--lock", help="Print kimisession.lock.toml: the stack, image to flags.")
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
+    """Know before you pay: does it fit, with which flags, on which stack, how soon, for how much.
+
+    Nothing is rented and nothing is asked of the network. Exit code 5: it would not start.
+
+    Examples:
+
+      kimisession plan kimi-k2.5 --context 64k
+
+      kimisession plan --from serve.sh > mine.toml
+    """
+    from kimisession.cli.planning import PlanOptions, parse_sets, parse_tokens, run_compare, run_plan
+
+    if int4 and profile not in (None, "kimi-k2.5", "kimi-k2.5-int4"):
+        raise UsageMistake(f"--int4 is a form of kimi-k2.5, not of {profile}", "leave one of the two out")
+    options = PlanOptions(
+        profile="kimi-k2.5-int4" if int4 else profile or "kimi-k2.5",
+        infra=infra,
+        gpus=gpus,
+        context=parse_tokens("context", context),
+        concurrency=concurrency,
+        checkpoint=checkpoint,
+        sets=parse_sets(sets),
+        duration_s=_duration("duration", duration),
+        price_usd=_dollars("price", price),
+        preemptions_per_hour=_dollars("preemptions-per-hour", preemptions),
+        api_usd_per_million=_dollars("api-price", api_price),
+        explain=explain,
+        json=json,
+        lock=lock,
+    )
+    if script:
+        from kimisession.cli.scripts import run_script
+
+        run_script(script, engine_version, options)
+    elif compare:
+        run_compare(*compare, options)
+    else:
+        run_plan(options)
+
+
+@app.command()
 def seed(
     profile: Annotated[str, typer.Argument(help="Whose weights.")] = "kimi-k2.5",
     source: Annotated[
@@ -121,7 +197,9 @@ def start(
         bool, typer.Option("--int4", help="The kimi-k2.5-int4 profile: 4-bit weights, 32K context.")
     ] = False,
     name: Annotated[str | None, typer.Option(help="The session's name; default: the profile's.")] = None,
-    infra: Annotated[str | None, typer.Option(help="Where: local. Default: what the profile says.")] = None,
+    infra: Annotated[
+        str | None, typer.Option(help="Where: gcp, slurm, kubernetes or local. Default: what the profile says.")
+    ] = None,
     gpus: Annotated[str | None, typer.Option(help="What it may use there, like H100:8.")] = None,
     idle: Annotated[str | None, typer.Option(help="End after this long without requests, like 20m.")] = None,
     duration: Annotated[str | None, typer.Option(help="Hard cap of the whole session, like 2h.")] = None,
@@ -134,6 +212,12 @@ def start(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port on loopback; default: the first free from 8000.")
     ] = None,
+    on_demand_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--on-demand-fallback", help="Where no spot machine is to be had, take one at full price, at most --price."
+        ),
+    ] = False,
     engine_python: Annotated[
         str | None, typer.Option(help="The Python that has the engine; default: this one.")
     ] = None,
@@ -141,6 +225,9 @@ def start(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="An engine flag over the profile's, like max-model-len=16384.")
     ] = None,
+    force_fit: Annotated[
+        bool, typer.Option("--force-fit", help="Start although `plan` says that it will not fit.")
+    ] = False,
     yes: YesOpt = False,
     dry_run: DryOpt = False,
     json: JsonOpt = False,
@@ -174,12 +261,14 @@ def start(
             checkpoint=checkpoint,
             bucket=bucket,
             port=port,
-            engine_python=engine_python or said["engine_python"] or sys.executable,
+            engine_python=engine_python or said["engine_python"] or "",
+            on_demand_fallback=on_demand_fallback,
             webhook_file=webhook_file or said["webhook_file"],
             sets=tuple(sets or ()),
             yes=yes,
             dry_run=dry_run,
             json=json,
+            force_fit=force_fit,
         )
     )
 
@@ -251,6 +340,42 @@ def ask_three(
     from kimisession.cli.looking import run_test
 
     run_test(name, max_tokens, json)
+
+
+@app.command()
+def bench(
+    name: NameArg = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Requests of each client, one after the other.")] = 3,
+    concurrent: Annotated[
+        list[str] | None, typer.Option(help="Requests at once, like 2 or 2,16,64; one at a time always comes first.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    thinking: Annotated[
+        Literal["on", "off"] | None, typer.Option(help="Default: as the model's chat template has it.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="What to call it; default: the session's name.")] = None,
+    everything: Annotated[bool, typer.Option("--list", help="What was measured so far.")] = False,
+    against: Annotated[
+        tuple[str, str] | None, typer.Option("--compare", help="Two benches: number, label, session's name or id.")
+    ] = None,
+    json: JsonOpt = False,
+) -> None:
+    """Measure latency, tokens per second, time to first token; kept in the ledger.
+
+    Examples:
+
+      kimisession bench --rounds 3 --concurrent 2,16
+
+      kimisession bench --compare kimi-k2.5 3
+    """
+    from kimisession.cli.benching import compare, list_benches, load_of, run_bench
+
+    if against:
+        compare(*against, json)
+    elif everything:
+        list_benches(json)
+    else:
+        run_bench(name, load_of(rounds, concurrent or ["2"], max_tokens, thinking), label, json)
 
 
 @app.command()
@@ -342,6 +467,7 @@ def rehearse(
         str, typer.Option(help="standin, or vllm (needs the CPU build: make rehearse ENGINE=vllm).")
     ] = "standin",
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with ledger, logs and bucket.")] = False,
+    sets: Annotated[list[str] | None, typer.Option("--set", hidden=True, help="Passed to start: faults, say.")] = None,
 ) -> None:
     """Play a whole session here: no GPU, no cloud, no bill.
 
@@ -349,7 +475,7 @@ def rehearse(
     """
     from kimisession.cli.rehearsing import run_rehearse
 
-    run_rehearse(engine, keep)
+    run_rehearse(engine, keep, tuple(sets or ()))
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from kimisession.cli import show
-from kimisession.cli.opening import open_controller, pick, pick_live
+from kimisession.cli.opening import open_controller, pick, pick_live, pick_ready
 from kimisession.cli.sessions import (
     began_at,
     ended_at,
@@ -18,7 +18,6 @@ from kimisession.cli.sessions import (
     summary,
     utc_now,
 )
-from kimisession.controller import Controller
 from kimisession.core.cost import cents
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import Observation
@@ -82,23 +81,12 @@ def _row(session: Session, seen: Observation, now: object) -> tuple[str, ...]:
     return session.name, state, up, cents(spent(session, at)), price, next_end
 
 
-def _ready_session(controller: Controller, name: str | None) -> Session:
-    session, _ = pick_live(controller, name)
-    if session.state is not State.READY:
-        raise KimiError(
-            f"session {session.name} is {session.state.value}, not ready", f"kimisession status {session.name} --watch"
-        )
-    return session
-
-
 def run_connect(name: str | None, export: bool, thinking: bool, json: bool) -> None:
     """Base URL, key and lines to copy. The key is printed because it was asked for; it is in no log."""
     controller = open_controller()
-    session = _ready_session(controller, name)
-    if session.request is None:
-        raise KimiError(f"the ledger has lost what session {session.id} was")
-    base = controller.engines(session.request.infra).base_url(session.id, session.request.port) + "/v1"
-    key, model = controller.key_of(session), session.request.served_name
+    session, request = pick_ready(controller, name)
+    base = controller.engines(request.infra).base_url(session.id, request.port) + "/v1"
+    key, model = controller.key_of(session), request.served_name
     if json:
         show.as_json("endpoint", {"base_url": base, "api_key": key, "model": model})
     elif export:
@@ -155,41 +143,37 @@ def fold_phases(profile: str, lines: Iterable[str]) -> Iterator[str]:
 def run_test(name: str | None, max_tokens: int, json: bool) -> None:
     """Three questions; null content is "still thinking"."""
     from kimisession.endpoint.check import run_checks
-    from kimisession.endpoint.client import client
 
     controller = open_controller()
-    session = _ready_session(controller, name)
-    if session.request is None:
-        raise KimiError(f"the ledger has lost what session {session.id} was")
-    base = controller.engines(session.request.infra).base_url(session.id, session.request.port)
+    session, request = pick_ready(controller, name)
+    base = controller.engines(request.infra).base_url(session.id, request.port)
     rows, data = [], []
-    with client(base, controller.key_of(session)) as http:
-        for check in run_checks(http, session.request.served_name, max_tokens):
-            answer = check.answer
-            text = "still thinking when its tokens ran out" if answer.content is None else answer.content
-            rows.append(
-                (
-                    check.name,
-                    f"{check.seconds:.2f}",
-                    str(answer.completion_tokens),
-                    f"{check.tokens_per_second:.0f}",
-                    textwrap.shorten(text, 90, placeholder=" ..."),
-                )
+    for check in run_checks(base, controller.key_of(session), request.served_name, max_tokens):
+        answer, rate = check.answer, check.tokens_per_second
+        text = "still thinking when its tokens ran out" if answer.content is None else answer.content
+        rows.append(
+            (
+                check.name,
+                f"{check.seconds:.2f}",
+                str(answer.completion_tokens),
+                "-" if rate is None else f"{rate:.0f}",
+                textwrap.shorten(text, 90, placeholder=" ..."),
             )
-            data.append(
-                {
-                    "name": check.name,
-                    "seconds": round(check.seconds, 3),
-                    "completion_tokens": answer.completion_tokens,
-                    "still_thinking": answer.still_thinking,
-                    "content": answer.content,
-                    "model": answer.model,
-                }
-            )
+        )
+        data.append(
+            {
+                "name": check.name,
+                "seconds": round(check.seconds, 3),
+                "completion_tokens": answer.completion_tokens,
+                "still_thinking": answer.still_thinking,
+                "content": answer.content,
+                "model": answer.model,
+            }
+        )
     if json:
         show.as_json("test", data)
         return
-    show.out(f"{show.paint(session.request.served_name, 'bold', sys.stdout)}{no_model(session)}")
+    show.out(f"{show.paint(request.served_name, 'bold', sys.stdout)}{no_model(session)}")
     show.table(("QUESTION", "SECONDS", "TOKENS", "TOK/S", "ANSWER"), rows, frozenset({1, 2, 3}))
     show.next_step(f"kimisession connect {session.name}, kimisession status {session.name} --watch")
 

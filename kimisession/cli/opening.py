@@ -1,9 +1,9 @@
 """Open the ledger and find the session that a command means."""
 
 from kimisession.controller import Controller
-from kimisession.core.ledger import Session
+from kimisession.core.ledger import Session, SessionRequested, State
 from kimisession.core.lifecycle import Observation
-from kimisession.errors import UsageMistake
+from kimisession.errors import KimiError, UsageMistake
 from kimisession.paths import state_home
 from kimisession.store import open_store
 
@@ -31,6 +31,18 @@ def pick(controller: Controller, name: str | None, *, gone_too: bool = False) ->
         names = ", ".join(sorted(row.name for row in rows))
         raise UsageMistake(f"there are {len(rows)} live sessions: {names}", "name the one that you mean")
     return controller.store.session(rows[0].session)
+
+
+def pick_ready(controller: Controller, name: str | None) -> tuple[Session, SessionRequested]:
+    """`pick_live` of a session whose endpoint serves, with what it was started as. Raises KimiError otherwise."""
+    session, _ = pick_live(controller, name)
+    if session.state is not State.READY:
+        raise KimiError(
+            f"session {session.name} is {session.state.value}, not ready", f"kimisession status {session.name} --watch"
+        )
+    if session.request is None:
+        raise KimiError(f"the ledger has lost what session {session.id} was")
+    return session, session.request
 
 
 def pick_live(controller: Controller, name: str | None) -> tuple[Session, Observation]:

@@ -16,8 +16,8 @@ from kimisession.node.policy import span
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 
-def run_rehearse(engine: str, keep: bool) -> None:
-    """Play it, and leave nothing behind."""
+def run_rehearse(engine: str, keep: bool, sets: tuple[str, ...] = ()) -> None:
+    """Play it, and leave nothing behind. `sets` are engine flags for `start`, NAME=VALUE."""
     if engine not in ("standin", "vllm"):
         raise UsageMistake(f"--engine: {engine!r} is neither standin nor vllm", "kimisession rehearse --engine standin")
     python = os.environ.get("KIMISESSION_ENGINE_PYTHON") or str(VLLM_PYTHON.absolute())
@@ -38,7 +38,8 @@ def run_rehearse(engine: str, keep: bool) -> None:
         show.say("Dollars are pretended: nothing is billed.\n")
         profile = "rehearsal" if engine == "standin" else "rehearsal-vllm"
         play.command("seed", profile)
-        play.command("start", profile, "--name", "demo", "--budget", "10", "-y")
+        flags = [word for text in sets for word in ("--set", text)]
+        play.command("start", profile, "--name", "demo", "--budget", "10", "-y", *flags)
         play.command("test", "demo")
         play.command("status", "demo")
         show.say("\nNow nobody asks anything: the session ends by itself.")

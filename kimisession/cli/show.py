@@ -5,6 +5,7 @@ line is plain and whole.
 """
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -47,6 +48,22 @@ def wants_colour(stream: TextIO) -> bool:
 def paint(text: str, style: str, stream: TextIO) -> str:
     """`text` in a style where colour is wanted."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream) else text
+
+
+class _Progress(logging.Handler):
+    """What engines tell while they launch."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(paint(f"  | {record.getMessage()}", "dim", sys.stderr))
+
+
+def follow_progress() -> None:
+    """Show what engines tell while they launch, from now on."""
+    progress = logging.getLogger("kimisession.progress")
+    if not progress.handlers:
+        progress.addHandler(_Progress())
+        progress.setLevel(logging.INFO)
+        progress.propagate = False
 
 
 def out(text: str = "") -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller
+from kimisession.cli.planning import PlanOptions, fit_line, make_plan
 from kimisession.cli.seeding import MADE_HERE, bucket_url
 from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
 from kimisession.controller import Controller
@@ -50,11 +51,13 @@ class StartOptions:
     bucket: str | None
     port: int | None
     engine_python: str
+    on_demand_fallback: bool
     webhook_file: str | None
     sets: tuple[str, ...]
     yes: bool
     dry_run: bool
     json: bool
+    force_fit: bool = False
 
 
 def run_start(options: StartOptions) -> None:
@@ -70,9 +73,10 @@ def run_start(options: StartOptions) -> None:
             _resume(controller, resumed, profile.name, options.json)
             return
         quote = _quote(profile, options, name, infra, controller.ports_in_use())
+        fit = _check_plan(quote, options.force_fit)
         spec = controller.check(quote)
         _check_weights(quote)
-        _print_quote(quote)
+        _print_quote(quote, fit)
         if options.dry_run:
             show.say("dry run: nothing was created")
             return
@@ -99,6 +103,11 @@ def _checked(make: Callable[[], T], flag: str) -> T:
 
 
 def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken: set[int]) -> Quote:
+    if options.on_demand_fallback and options.price_usd is None:
+        raise UsageMistake(
+            "--on-demand-fallback: machines on demand cost several times the spot price",
+            "say with --price what an hour may cost at most",
+        )
     accelerator, count = _checked(
         lambda: parse_accelerators(options.gpus or profile.hardware.accelerators[0]), "--gpus"
     )
@@ -113,7 +122,9 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         bucket_url=bucket_url(profile.name, options.bucket),
         port=options.port or _free_port(taken),
         checkpoint=checkpoint,
-        engine_python=options.engine_python,
+        # On a rented machine this Python is not there: what is first on the path is the site's, or the set-up's.
+        engine_python=options.engine_python or (sys.executable if infra == "local" else "python3"),
+        on_demand_fallback=options.on_demand_fallback,
         usd_per_hour=options.price_usd,
         idle_s=options.idle_s,
         duration_s=options.duration_s,
@@ -152,6 +163,33 @@ def _free_port(taken: set[int]) -> int:
     return next((port for port in range(8000, 8100) if port not in taken and port_is_free(port)), 8000)
 
 
+def _check_plan(quote: Quote, force: bool) -> str | None:
+    """What `plan` says of this quote, in one line. A flag that the engine's own parser refuses, a stack that contradicts
+    itself and a model that surely does not fit are refused before anything exists; `force` lets the last two pass."""
+    choices = quote.choices
+    plan = make_plan(
+        quote.profile,
+        PlanOptions(
+            profile=quote.profile.name,
+            infra=choices.infra,
+            gpus=f"{choices.accelerator.name}:{choices.count}",
+            checkpoint=choices.checkpoint.name,
+            sets=choices.sets,
+            price_usd=quote.usd_per_hour,
+        ),
+    )
+    if plan.refused:
+        said = "; ".join(str(refusal) for refusal in plan.refused)
+        engine = f"{quote.profile.engine.kind} {quote.profile.engine.version}"
+        raise UsageMistake(f"{engine} would not take its flags: {said}", "mend the profile or --set, then try again")
+    if plan.answer == "does not start" and not force:
+        raise DoesNotFit(
+            f"{quote.profile.name} would not start: {plan.reason}",
+            f"kimisession plan {quote.profile.name} --explain; --force-fit starts it all the same",
+        )
+    return fit_line(plan)
+
+
 def _check_weights(quote: Quote) -> None:
     """A bucket without a seal, or with a wrong byte, is refused before a machine exists."""
     bucket = open_bucket(quote.choices.bucket_url)
@@ -167,13 +205,14 @@ def _seed_command(profile: str) -> str:
     return f"kimisession seed {profile}" + ("" if profile in MADE_HERE else " --from FOLDER")
 
 
-def _print_quote(quote: Quote) -> None:
+def _print_quote(quote: Quote, fit: str | None = None) -> None:
     choices, profile = quote.choices, quote.profile
     rows = [
         ("session", f"{choices.name}, profile {profile.name} ({profile.status})"),
         ("where", f"{choices.accelerator.name} x {choices.count} on {choices.infra}"),
         ("engine", f"{profile.engine.kind} {profile.engine.version}, checkpoint {choices.checkpoint.name}"),
         ("weights", choices.bucket_url),
+        *([("fit", fit)] if fit else []),
         ("price", f"{cents(quote.usd_per_hour)}/h: {quote.price_ground}"),
     ]
     if profile.coldstart:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from kimisession.core.profile import FlagValue
+from kimisession.core.profile import FlagValue, Slurm
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -122,6 +122,17 @@ class NodeLimits:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """What only rented machines need to be told. `longest_s`: no layer lets the machine live longer than this, `extend`
+    or not; 0 means the deadline. `on_demand_fallback`: pay the full price where no spot machine is to be had."""
+
+    longest_s: float = 0.0
+    disk_gib: int = 0
+    on_demand_fallback: bool = False
+    slurm: Slurm = field(default_factory=Slurm)
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """Everything that an engine needs to bring one session up, and nothing secret."""
 
@@ -138,6 +149,7 @@ class LaunchSpec:
     limits: NodeLimits
     ephemeral_disk: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    placement: Placement = field(default_factory=Placement)
 
     def node_config(self) -> str:
         """The JSON that the keeper reads (`kimisession.node.config`)."""

@@ -121,6 +121,20 @@ class Extended(Event):
 
 
 @dataclass(frozen=True)
+class Benched(Event):
+    """The endpoint was measured. `result` is the JSON of `kimisession.node.benchmark.measure`; the rest is what it was
+    measured on. Changes nothing in the session."""
+
+    label: str
+    result: str
+    profile: str
+    flags: str  # of the engine's start that answered
+    engine_version: str  # as the server said it; empty when it did not
+    accelerators: str
+    stand_in: bool
+
+
+@dataclass(frozen=True)
 class TeardownRequested(Event):
     """Intent, on disk before the act."""
 
@@ -165,6 +179,7 @@ EVENTS: dict[str, type[Event]] = {
         Ready,
         Restarted,
         Extended,
+        Benched,
         TeardownRequested,
         EndedOnNode,
         Unconfirmed,

@@ -47,11 +47,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where it can run, the best first, as `NAME:COUNT`; `infra` is where it is started unless --infra says otherwise."""
+    """Where it can run, the best first, as `NAME:COUNT`; `infra` is where it is started unless --infra says otherwise.
+    `ram_gib` is the machine's memory or the quota on it, 0 where it is not stated; `cpu` what the host's CPU offers."""
 
     accelerators: tuple[str, ...]
     infra: str = "gcp"
     disk_gib: int = 0
+    ram_gib: int = 0
+    cpu: Literal["amx", "avx512", ""] = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,23 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Slurm:
+    """What a Slurm site wants to be told; empty means the site's own default. Everything is installed inside the job,
+    nothing on a login node. `conda` is an environment's prefix; it and `scratch` may name variables of the job, like
+    `$SLURM_JOB_ACCOUNT`. `scratch` is where copied weights lie instead of the shared home."""
+
+    cluster: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    modules: tuple[str, ...] = ()
+    conda: str = ""
+    scratch: str = ""
+    cpus: int = 0  # of the whole job
+    memory_gib: int = 0
+
+
+@dataclass(frozen=True)
 class Profile:
     """See the module's text. `status` tells what was ever run: shown by `kimisession profiles`."""
 
@@ -125,6 +145,7 @@ class Profile:
     price: Price
     limits: Limits = field(default_factory=Limits)
     stack: Stack = field(default_factory=Stack)
+    slurm: Slurm = field(default_factory=Slurm)
     coldstart: ColdStart | None = None
     load: Literal["copy", "in-place"] = "copy"
     provenance: tuple[Provenance, ...] = ()

@@ -8,7 +8,15 @@ from decimal import Decimal
 from kimisession.core.catalog import Accelerator
 from kimisession.core.cost import price_of
 from kimisession.core.durations import parse_duration
-from kimisession.core.launch import EngineProcess, LaunchSpec, NodeLimits, Step, flags_to_argv, session_labels
+from kimisession.core.launch import (
+    EngineProcess,
+    LaunchSpec,
+    NodeLimits,
+    Placement,
+    Step,
+    flags_to_argv,
+    session_labels,
+)
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
 #: A session whose budget does not reach this far would end before it is ready: refused before it is created.
@@ -34,6 +42,7 @@ class Choices:
     duration_s: int | None = None
     budget_usd: Decimal | None = None
     sets: Mapping[str, FlagValue] = field(default_factory=dict)
+    on_demand_fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,4 +163,10 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
         ),
         ephemeral_disk=copies,
         labels=session_labels(session_id, choices.name, owner, quote.ends_at),
+        placement=Placement(
+            longest_s=(quote.latest - quote.at).total_seconds(),
+            disk_gib=profile.hardware.disk_gib,
+            on_demand_fallback=choices.on_demand_fallback,
+            slurm=profile.slurm,
+        ),
     )

@@ -67,13 +67,25 @@ class Engine(Protocol):
 
 def open_engine(infra: str) -> Engine:
     """The engine of this name. A new place to run is one line here."""
-    makers: dict[str, Callable[[], Engine]] = {"local": _local}
+    makers: dict[str, Callable[[], Engine]] = {
+        "local": _local,
+        "gcp": lambda: _skypilot("gcp"),
+        "slurm": lambda: _skypilot("slurm"),
+        "kubernetes": lambda: _skypilot("kubernetes"),
+    }
     if infra not in makers:
         raise UsageMistake(
             f"{infra!r} is not a place where this version can run a session",
-            f"use --infra {' or '.join(sorted(makers))}; SkyPilot (gcp, slurm, kubernetes) is not built yet",
+            f"use --infra {' or '.join(sorted(makers))}",
         )
     return makers[infra]()
+
+
+def _skypilot(infra: str) -> Engine:
+    from kimisession.engines.skypilot import skypilot_engine
+    from kimisession.paths import rented_home
+
+    return skypilot_engine(infra, rented_home())
 
 
 def _local() -> Engine:

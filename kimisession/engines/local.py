@@ -4,7 +4,6 @@ The same LaunchSpec that clouds get runs here, under a supervisor that outlives 
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,13 +20,13 @@ from kimisession.core.lifecycle import Layer, Observation, SeenResource
 from kimisession.core.profile import FlagValue
 from kimisession.engines.base import Found
 from kimisession.engines.local_machine import Machine, read_json, write_json
+from kimisession.engines.payload import lay_out
 from kimisession.errors import DoesNotFit, EngineFailed, NotYetGone, Unconfirmed, UsageMistake
 from kimisession.node import job, leash
 from kimisession.node.journal import read_journal
 
 #: How long a supervisor and its wrapper may take to be there; Python starts in a tenth of a second.
 ARM_WITHIN_S = 20.0
-_NODE = Path(__file__).parent.parent / "node"
 
 
 class LocalEngine:
@@ -74,16 +73,7 @@ class LocalEngine:
             os.close(lock)
 
     def _make(self, machine: Machine, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
-        for name in ("control", "run", "disk"):
-            (machine.folder / name).mkdir(exist_ok=True)
-        package = machine.folder / "lib" / "kimisession"
-        shutil.copytree(_NODE, package / "node", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / "__init__.py").touch()
-        (machine.folder / "spec.json").write_text(spec.node_config(), encoding="utf-8")
-        for name, text in secrets.items():
-            fd = os.open(machine.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.write(fd, text.encode())
-            os.close(fd)
+        lay_out(machine.folder, spec, secrets)
         # Last, and whole: from here on the machine exists.
         write_json(
             machine.folder / "machine.json",

@@ -166,7 +166,7 @@ class Machine:
         if self.gone:
             return True
         until = time.monotonic() + within_s
-        ended = self._closed_by_wrapper()
+        ended = None if by == "supervisor" else self._closed_by_wrapper()
         while left := self.leftovers():
             ended = None
             if time.monotonic() >= until:

@@ -11,8 +11,8 @@ always under way until the last ones end, as `vllm bench serve --max-concurrency
 `vllm bench serve` where it has the figure:
 
     latency             from sending a request to the last event of its stream that carries a choice
-    TTFT                from sending a request to the first event that carries text, thought or said. vLLM's own tool
-                        takes the first event at all, which may come before any token
+    TTFT                from sending a request to the first event that carries text, thought or said. vLLM's tool takes
+                        the first event at all: one token earlier where the first one is an unseen `<think>`
     tok/s per request   completion tokens / latency: the figure of the public write-up of February 2026
     output tok/s        completion tokens of all requests / duration; the duration is from the first request sent to
                         the end of the last one
@@ -44,7 +44,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 from urllib.parse import urlsplit
 
 QUESTION = "Explain step by step, in as much detail as you can, how a mixture of experts answers a question."
@@ -206,7 +206,7 @@ def ask(endpoint: Endpoint, body: bytes) -> Arrivals:
         if response.status != 200:
             text = b"".join(part for _, part in parts)[:200].decode("utf-8", "replace")
             failure = f"the endpoint answered {response.status}: {text}"
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except Exception as error:  # whatever it is, it is this request's end and not the end of its client
         failure = f"the endpoint does not answer: {error or type(error).__name__}"
     finally:
         if connection is not None:
@@ -275,9 +275,7 @@ def _read(seen: Arrivals) -> Sample:
     )
 
 
-def ask_all(
-    endpoint: Endpoint, bodies: Sequence[bytes], at_once: int, told: Callable[[int], None]
-) -> tuple[Arrivals, ...]:
+def ask_all(endpoint: Endpoint, bodies: Sequence[bytes], at_once: int, told: Told) -> tuple[Arrivals, ...]:
     """Ask every question, `at_once` at a time: as soon as one is answered, its client asks the next. `told` hears a
     few times a second how many were answered. Threads wait for the network at the same time; they are daemons, so that
     Ctrl-C does not wait for them."""
@@ -299,8 +297,8 @@ def ask_all(
     for _ in range(at_once):
         threading.Thread(target=client, daemon=True).start()
     while not over.wait(0.2):
-        told(len(seen))
-    told(len(seen))
+        told(at_once, len(seen), len(bodies))
+    told(at_once, len(seen), len(bodies))
     return tuple(seen)
 
 
@@ -358,6 +356,12 @@ def no_news(at_once: int, answered: int, requests: int) -> None:
     """Tells nobody."""
 
 
+def measure_pass(endpoint: Endpoint, bodies: Sequence[bytes], at_once: int, told: Told = no_news) -> dict[str, Any]:
+    """Ask every question, `at_once` at a time, then read and summarise what came."""
+    seen = ask_all(endpoint, bodies, at_once, told)
+    return summarise(at_once, min(one.began for one in seen), [read_sample(one) for one in seen])
+
+
 def measure(endpoint: Endpoint, model: str, load: Load, told: Told = no_news) -> dict[str, Any]:
     """Ask once without counting, then measure pass by pass. Returns what `summarise` makes of each pass, with what was
     asked; ready for JSON. Raises NoAnswer when the first request fails; later failures are counted."""
@@ -372,8 +376,7 @@ def measure(endpoint: Endpoint, model: str, load: Load, told: Told = no_news) ->
     numbers = itertools.count(1)
     for at_once in load.passes:
         bodies = [load.body(model, f"{run}-{next(numbers)}") for _ in range(load.rounds * at_once)]
-        seen = ask_all(endpoint, bodies, at_once, lambda done, n=at_once, of=len(bodies): told(n, done, of))  # type: ignore[misc]
-        passes.append(summarise(at_once, min(one.began for one in seen), [read_sample(one) for one in seen]))
+        passes.append(measure_pass(endpoint, bodies, at_once, told))
     return {
         "began_at": began_at.isoformat(),
         "model": model,
@@ -400,7 +403,7 @@ ROWS: tuple[tuple[str, tuple[str, ...], int, float], ...] = (
     ("errors", ("errors",), 0, 1),
     ("null content", ("null_contents",), 0, 1),
     ("wall s", ("wall_s",), 2, 1),
-    ("s per request", ("wall_per_request_s",), 2, 1),
+    ("s per request", ("wall_per_request_s",), 3, 1),
     ("latency s, mean", ("latency_s", "mean"), 2, 1),
     ("latency s, min", ("latency_s", "min"), 2, 1),
     ("latency s, max", ("latency_s", "max"), 2, 1),
@@ -466,7 +469,7 @@ def key_of_environment() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table (or JSON), and return the exit code."""
     args = _parser().parse_args(argv)
-    thinking: Optional[bool] = {"on": True, "off": False, None: None}[args.thinking]
+    thinking: bool | None = {"on": True, "off": False, None: None}[args.thinking]
     at_once = tuple(itertools.chain.from_iterable(args.concurrent or [(2,)]))
     load = Load(args.rounds, at_once, args.max_tokens, thinking, args.ignore_eos)
     endpoint = Endpoint(args.base_url, key_of_environment())

@@ -215,6 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--try-s", type=float, default=900.0, help="how long to ask for deletion before powering off")
     parser.add_argument("--patience-s", type=float, default=180.0, help="how long an accepted deletion may take")
     parser.add_argument("--pause-s", type=float, default=2.0, help="the first pause between two tries; it doubles")
+    parser.add_argument("--call-s", type=float, default=CALL_S, help="how long one answer may take")
     parser.add_argument("--off-s", type=float, default=90.0, help="how long a power-off may take")
     parser.add_argument("--seen", type=Path, default=SEEN)
     args = parser.parse_args(argv)
@@ -232,7 +233,9 @@ def main(argv: list[str] | None = None) -> int:
     if not why:
         return 0
     say(f"{why}: ending this machine")
-    google = Google(os.environ.get("GCE_METADATA_HOST") or METADATA, args.compute) if args.cloud == "gcp" else None
+    google = None
+    if args.cloud == "gcp":
+        google = Google(os.environ.get("GCE_METADATA_HOST") or METADATA, args.compute, args.call_s)
     end(google, args, say)
     return 1
 

@@ -292,7 +292,7 @@ def run_probes(table: tuple[Probe, ...], machine: Machine, tell: Callable[[Outco
             for name, at in tuple(running.items()):
                 if time.monotonic() - at >= limits[name]:
                     failure = Failed(
-                        "hung probe", f"{name} did not answer in {limits[name]:.0f}s", "take another machine"
+                        "hung probe", f"{name} did not answer in {limits[name]:g}s", "take another machine"
                     )
                     end(Outcome(name, round(time.monotonic() - at, 2), "failed", failure.cause, failure))
             continue
@@ -326,7 +326,7 @@ def last_line(outcomes: list[Outcome]) -> str:
     if not failures:
         return ""
     others = ", ".join(name for name, _ in failures[1:])
-    return f"preflight: {failures[0][1].sentence}" + (f" (failed as well: {others})" if others else "") + "."
+    return failures[0][1].sentence + (f" (failed as well: {others})" if others else "") + "."
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -376,7 +376,9 @@ def main(argv: list[str] | None = None) -> int:
     outcomes = run_probes(table, Machine(args, environment), tell)
     sentence = last_line(outcomes)
     if sentence:
-        print(sentence, flush=True)
+        # The keeper quotes such a line, people read the last one.
+        print(json.dumps({"failed": {"exit": FAILED, "message": sentence}}), flush=True)
+        print(f"preflight: {sentence}", flush=True)
     return FAILED if sentence else OK
 
 

@@ -11,9 +11,8 @@ Run `python -m kimisession.rehearsal.mini_kimi DIR` to make one.
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -115,14 +114,19 @@ def make_mini_kimi(folder: Path, shape: Shape = DEFAULT, seed: int = 0) -> tuple
     vocabulary = _vocabulary()
     if shape.vocab_size < len(vocabulary):
         raise ValueError(f"vocab_size is {shape.vocab_size}; mini-kimi's tokenizer needs at least {len(vocabulary)}")
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = tuple(_tensors(shape, seed, vocabulary))
+    return (*make_model_files(folder, shape, {}), *write_shards(folder, _into_shards(tensors, shape.shards)))
+
+
+def make_model_files(folder: Path, shape: Shape, extra: Mapping[str, object]) -> tuple[Path, ...]:
+    """Everything of a model folder but its weights; `extra` goes into config.json over what the shape says."""
+    vocabulary = _vocabulary()
+    folder.mkdir(parents=True, exist_ok=True)
     return (
-        write_json(folder / "config.json", _config(shape, vocabulary)),
+        write_json(folder / "config.json", {**_config(shape, vocabulary), **extra}),
         write_json(folder / "generation_config.json", _generation_config(vocabulary)),
         write_json(folder / "tokenizer.json", _tokenizer(vocabulary)),
         write_json(folder / "tokenizer_config.json", _tokenizer_config(shape)),
-        *write_shards(folder, _into_shards(tensors, shape.shards)),
     )
 
 

@@ -23,6 +23,7 @@ from kimisession.weights.bucket import Reader, Stat, Upload
 from kimisession.weights.errors import (
     BucketDenied,
     BucketFull,
+    BucketTaken,
     Conflict,
     Missing,
     SessionGone,
@@ -192,6 +193,39 @@ class GcsBucket:
             ) from None
         except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
             raise TryAgain(f"{where}: {error}") from None
+
+
+def create_bucket(
+    client: Any, name: str, *, location: str, labels: Mapping[str, str], storage_class: str = "STANDARD"
+) -> bool:
+    """Create a bucket for weights near the GPUs, or find it there; whether it was created.
+
+    Uniform access and no public access; no soft delete, because deleted weights would go on costing for seven days.
+    Raises BucketTaken when it exists in another location, BucketDenied when it is somebody else's.
+    """
+    errors = importlib.import_module("google.api_core.exceptions")
+    bucket = client.bucket(name)
+    bucket.storage_class = storage_class
+    bucket.labels = dict(labels)
+    bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+    bucket.iam_configuration.public_access_prevention = "enforced"
+    bucket.soft_delete_policy.retention_duration_seconds = 0
+    try:
+        client.create_bucket(bucket, location=location)
+    except errors.Conflict:
+        try:
+            found = client.get_bucket(name)
+        except errors.GoogleAPICallError:
+            raise BucketDenied(f"the bucket name {name} is taken by somebody else", "choose another name") from None
+        if str(found.location).lower() != location.lower():
+            raise BucketTaken(
+                f"gs://{name} is in {str(found.location).lower()}, the GPUs will be in {location}",
+                "every pull would cross regions, slow and billed; use another bucket, or start in that region",
+            ) from None
+        return False
+    except errors.GoogleAPICallError as error:
+        raise _of_status(int(error.code or 0), f"gs://{name}", str(error), None) from None
+    return True
 
 
 class GcsUpload:

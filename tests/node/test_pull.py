@@ -8,13 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kimisession.node import pull
-from kimisession.node.manifest import PULLED, SEAL
+from kimisession.node import pull_place as pull
+from kimisession.node.manifest import PULLED, SEAL, FileEntry, Manifest
+from kimisession.node.pull import main
 from kimisession.weights.bucket import FolderBucket
 from kimisession.weights.seed import seed
 from kimisession.weights.source import FolderSource
@@ -40,9 +42,7 @@ def command(bucket: FolderBucket, to: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "kimisession.node.pull", "--from", bucket.url, "--to", str(to), *more]
 
 
-def run(
-    bucket: FolderBucket, to: Path, *more: str, **environment: str
-) -> tuple[int, list[dict[str, Any]], str]:
+def run(bucket: FolderBucket, to: Path, *more: str, **environment: str) -> tuple[int, list[dict[str, Any]], str]:
     done = subprocess.run(
         command(bucket, to, "--processes", "2", "--threads", "2", *more),
         cwd=ROOT,
@@ -113,9 +113,7 @@ def test_a_seal_with_a_path_that_leaves_the_folder_is_refused(bucket: FolderBuck
     assert not (tmp_path / "outside").exists()
 
 
-def test_weights_that_cannot_fit_are_refused_before_a_byte_moves(
-    bucket: FolderBucket, tmp_path: Path
-) -> None:
+def test_weights_that_cannot_fit_are_refused_before_a_byte_moves(bucket: FolderBucket, tmp_path: Path) -> None:
     seal = json.loads((bucket.path / SEAL).read_text())
     entry = seal["files"][-1]
     entry["size"] = 2**50
@@ -131,9 +129,7 @@ def test_weights_that_cannot_fit_are_refused_before_a_byte_moves(
     assert not list((tmp_path / "to").glob("*.json"))
 
 
-def test_a_part_that_changed_on_disk_is_fetched_again(
-    weights: Path, bucket: FolderBucket, tmp_path: Path
-) -> None:
+def test_a_part_that_changed_on_disk_is_fetched_again(weights: Path, bucket: FolderBucket, tmp_path: Path) -> None:
     """After another boot nothing is believed: every part is read back, and only what is wrong is fetched."""
     to = tmp_path / "to"
     run(bucket, to)
@@ -148,9 +144,7 @@ def test_a_part_that_changed_on_disk_is_fetched_again(
     assert same_files(weights, to)
 
 
-def test_a_marker_of_another_manifest_means_nothing(
-    bucket: FolderBucket, tmp_path: Path, weights: Path
-) -> None:
+def test_a_marker_of_another_manifest_means_nothing(bucket: FolderBucket, tmp_path: Path, weights: Path) -> None:
     to = tmp_path / "to"
     run(bucket, to)
     (weights / SHARD).write_bytes(b"new" * 66667)
@@ -218,12 +212,53 @@ def test_two_pullers_do_not_write_into_one_folder(tmp_path: Path) -> None:
     os.close(lock)
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["--from", "file:///x"], ["--from", "x", "--to", "y", "--threads", "0"]]
-)
+def sealed(sizes: dict[str, int]) -> Manifest:
+    files = tuple(FileEntry(path, size, "0" * 64, "AAAAAA==", None, ()) for path, size in sizes.items())
+    return Manifest("kimi", "a" * 40, files, PART_BYTES, "me", datetime(2026, 11, 21, tzinfo=UTC))
+
+
+def test_shards_are_spread_with_links_and_stay_where_they_are(tmp_path: Path) -> None:
+    to, disks = tmp_path / "to", [tmp_path / "ssd0", tmp_path / "ssd1"]
+    for folder in (to, *disks):
+        folder.mkdir()
+    manifest = sealed({"config.json": 10, **{f"{n}.safetensors": pull.LARGE_BYTES for n in range(4)}})
+    pull.prepare(to, disks, manifest)
+    assert (to / "config.json").stat().st_size == 10
+    assert not (to / "config.json").is_symlink()
+    places = {path.name: path.resolve() for path in to.glob("*.safetensors")}
+    assert all(path.is_symlink() for path in to.glob("*.safetensors"))
+    assert all(place.parent in disks and place.stat().st_size == pull.LARGE_BYTES for place in places.values())
+    (to / "3.safetensors").unlink()
+    pull.prepare(to, [*disks[::-1], to], manifest)
+    assert {path.name: path.resolve() for path in to.glob("*.safetensors")} == places
+    assert pull.sizes_agree(to, manifest)
+
+
+def test_only_local_ssds_are_taken_for_spreading(tmp_path: Path) -> None:
+    for device, model in (("nvme0n1", "nvme_card-pd"), ("nvme0n2", "nvme_card3"), ("sda", "PersistentDisk")):
+        (tmp_path / f"sys/block/{device}/device").mkdir(parents=True)
+        (tmp_path / f"sys/block/{device}/device/model").write_text(model + "\n")
+    for array, members in (("md0", ["nvme0n2"]), ("md1", ["nvme0n2", "nvme0n1"])):
+        for member in members:
+            (tmp_path / f"sys/block/{array}/slaves/{member}").mkdir(parents=True)
+    assert pull.is_local_ssd("nvme0n2", tmp_path)
+    assert pull.is_local_ssd("md0", tmp_path)
+    assert not any(pull.is_local_ssd(device, tmp_path) for device in ("md1", "nvme0n1", "sda", "sdb"))
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"26 1 9:0 / {tmp_path}/mnt rw,relatime shared:1 - ext4 /dev/md0 rw\n"
+        "27 1 259:1 / / rw,relatime shared:1 - ext4 /dev/nvme0n1 rw\n"
+        "28 1 0:25 / /dev/shm rw shared:3 - tmpfs tmpfs rw\n"
+    )
+    assert pull.local_ssds(tmp_path) == [tmp_path / "mnt"]
+    assert pull.local_ssds(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("words", [[], ["--from", "file:///x"], ["--from", "x", "--to", "y", "--threads", "0"]])
 def test_wrong_words_exit_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        pull.main(words)
+        main(words)
     assert caught.value.code == 2
 
 

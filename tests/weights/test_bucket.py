@@ -1,19 +1,29 @@
-"""What every bucket promises. Buckets that need a server add themselves in `BUCKETS`."""
+"""What every bucket promises: a folder, and Google Cloud Storage as our strict stand-in plays it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kimisession.weights.bucket import Bucket, FolderBucket, open_bucket
 from kimisession.weights.errors import Conflict, Missing, SessionGone, WeightsError
+from kimisession.weights.gcs import GcsBucket
 from kimisession.weights.manifest import Hashing
+from tests.weights.servers import GcsServer, client_for, serving
 
 
-@pytest.fixture
-def bucket(tmp_path: Path) -> Bucket:
-    return FolderBucket(tmp_path / "bucket")
+@pytest.fixture(params=["folder", "gcs", "gcs/prefix"])
+def bucket(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    if request.param == "folder":
+        yield FolderBucket(tmp_path / "bucket")
+        return
+    pytest.importorskip("google.cloud.storage")
+    server = GcsServer(tmp_path / "store", grain=2)
+    with serving(server):
+        yield GcsBucket(client_for(server.url), "weights", "a/prefix/" if "/" in request.param else "")
+    assert server.seen.refused == []
 
 
 def put(bucket: Bucket, name: str, content: bytes) -> None:

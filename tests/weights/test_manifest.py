@@ -27,9 +27,7 @@ def manifest(content: bytes = b"x" * 150, part_bytes: int = 64) -> Manifest:
     hashing = Hashing(part_bytes)
     hashing.update(memoryview(content))
     entry = hashing.entry("a/shard-1.safetensors", 7)
-    return Manifest(
-        "kimi", "ab" * 20, (entry,), part_bytes, "me@here", datetime(2026, 11, 21, 10, tzinfo=UTC)
-    )
+    return Manifest("kimi", "ab" * 20, (entry,), part_bytes, "me@here", datetime(2026, 11, 21, 10, tzinfo=UTC))
 
 
 def test_a_manifest_reads_back_as_it_was_written() -> None:
@@ -116,9 +114,7 @@ def spoiled(change: Callable[[dict[str, Any]], object]) -> bytes:
         (lambda m: m.update(files={}), "files: expected a list"),
     ],
 )
-def test_a_mistake_is_one_sentence_with_file_and_key(
-    change: Callable[[dict[str, Any]], object], named: str
-) -> None:
+def test_a_mistake_is_one_sentence_with_file_and_key(change: Callable[[dict[str, Any]], object], named: str) -> None:
     with pytest.raises(ManifestError) as caught:
         decode(spoiled(change), "m.json")
     assert str(caught.value).startswith("m.json: ")

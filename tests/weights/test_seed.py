@@ -172,9 +172,7 @@ def test_a_stored_byte_that_changed_is_named(weights: Path, bucket: FolderBucket
         verify(bucket, manifest, deep=True)
 
 
-def test_a_stored_file_that_is_gone_or_short_is_noticed_by_a_second_run(
-    weights: Path, bucket: FolderBucket
-) -> None:
+def test_a_stored_file_that_is_gone_or_short_is_noticed_by_a_second_run(weights: Path, bucket: FolderBucket) -> None:
     bring(FolderSource(weights), bucket)
     (bucket.path / SHARD).unlink()
     with pytest.raises(Corrupt, match="missing"):

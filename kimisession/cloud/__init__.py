@@ -1,0 +1,1 @@
+"""One outside service per file."""

@@ -1,0 +1,227 @@
+"""A whole session worked out before it exists: what fits, with which flags, on which stack, how soon, for how much. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal
+
+from kimisession.core.catalog import Accelerator
+from kimisession.core.durations import parse_duration
+from kimisession.core.plan.advice import Advice, advise
+from kimisession.core.plan.coldstart import ColdStartPlan, cold_start
+from kimisession.core.plan.cpu_fit import HostFit, host_fit, hybrid_vram
+from kimisession.core.plan.fit import Fit, predict
+from kimisession.core.plan.flags import FlagTable, Refused, check_flags
+from kimisession.core.plan.from_flags import changed_flags, setup_of
+from kimisession.core.plan.gpus import gpu_named
+from kimisession.core.plan.models import ModelCard
+from kimisession.core.plan.prices import Market
+from kimisession.core.plan.session_cost import API_USD_PER_MILLION_OUTPUT, SessionCost, session_cost
+from kimisession.core.plan.setup import CannotPlan, Figure
+from kimisession.core.plan.stack import Case, Contradiction, Lock, resolve
+from kimisession.core.profile import Checkpoint, FlagValue, Profile
+
+Answer = Literal["starts", "borderline", "does not start", "not known"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. `flags` are the profile's, the checkpoint's and the user's together; `tables` finds the parser of
+    an engine's version. `context` and `concurrency` are wishes; without one it is about the flags as they are."""
+
+    profile: Profile
+    accelerator: Accelerator
+    count: int
+    infra: str
+    checkpoint: Checkpoint
+    flags: Mapping[str, FlagValue]
+    tables: Callable[[str, str], FlagTable | None]
+    now: datetime
+    card: ModelCard | None = None
+    context: int | None = None
+    concurrency: int | None = None
+    usd_per_hour: Decimal | None = None
+    duration_s: int | None = None
+    market: Market | None = None
+    history: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    preemptions_per_hour: Decimal | None = None
+    api_usd_per_million: Decimal = API_USD_PER_MILLION_OUTPUT
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Whether the model fits. `fit` is for GPU engines, `host` and `vram` for those with experts in host memory."""
+
+    answer: Answer
+    reason: str
+    fit: Fit | None = None
+    host: HostFit | None = None
+    vram: Figure | None = None
+    advice: Advice | None = None
+    changes: Mapping[str, FlagValue] = field(default_factory=dict)
+    engine_version: str = ""
+    gpu: str = ""
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """The answer. `flags` are those to start with: what a wish changed is in them."""
+
+    question: Question
+    holding: Holding
+    flags: Mapping[str, FlagValue]
+    refused: tuple[Refused, ...]
+    stack: Lock | Contradiction
+    start: ColdStartPlan | None
+    price_ground: str
+    cost: SessionCost
+
+    @property
+    def answer(self) -> Answer:
+        """Whether it starts, all things taken together."""
+        if self.refused or isinstance(self.stack, Contradiction):
+            return "does not start"
+        return self.holding.answer
+
+    @property
+    def reason(self) -> str:
+        """Why, in one sentence, the first thing that stops it before all else."""
+        if self.refused:
+            return f"the engine refuses {self.refused[0]}"
+        if isinstance(self.stack, Contradiction):
+            return self.stack.findings[0].sentence
+        return self.holding.reason
+
+
+def plan_session(question: Question) -> SessionPlan:
+    """Work everything out. Raises ValueError (CannotPlan among them), one sentence, for a setup that cannot be meant."""
+    holding = _holding(question)
+    profile = question.profile
+    flags = {name: value for name, value in {**question.flags, **holding.changes}.items() if value is not False}
+    version = holding.engine_version or profile.engine.version
+    table = question.tables(profile.engine.kind, version)
+    case = Case(
+        profile=profile,
+        accelerator=question.accelerator,
+        count=question.count,
+        checkpoint=question.checkpoint,
+        flags=flags,
+        infra=question.infra,
+        container=question.infra == "kubernetes",
+        table=table,
+        card=question.card,
+    )
+    start = cold_start(
+        profile,
+        question.checkpoint.bytes,
+        infra=question.infra,
+        eager=flags.get("enforce-eager") is True,
+        history=question.history,
+    )
+    price, ground = _price(question)
+    hours = Decimal(question.duration_s or parse_duration(profile.limits.duration)) / 3600
+    return SessionPlan(
+        question=question,
+        holding=holding,
+        flags=flags,
+        refused=check_flags(table, flags) if table else (),
+        stack=resolve(case),
+        start=start,
+        price_ground=ground,
+        cost=session_cost(
+            price,
+            hours,
+            weights_bytes=question.checkpoint.bytes,
+            bucket=question.infra == "gcp" and profile.load == "copy",
+            start=start,
+            preemptions_per_hour=question.preemptions_per_hour,
+            api_usd_per_million=question.api_usd_per_million,
+        ),
+    )
+
+
+def _price(question: Question) -> tuple[Decimal, str]:
+    """Dollars per hour and where they are from: the user, the newest price list here, else the profile."""
+    if question.usd_per_hour is not None:
+        return question.usd_per_hour, "stated by you with --price"
+    best = question.market.offers[0] if question.market and question.market.offers else None
+    if best is None or best.usd_per_hour is None or question.market is None:
+        price, usual = question.profile.price, question.profile.hardware.accelerators[0]
+        asked = f"{question.accelerator.name}:{question.count}"
+        other = f"; that is for {usual}, the price of {asked} is not known here" if asked != usual else ""
+        return price.usd_per_hour, price.ground + other
+    kind = "spot" if best.usd_per_hour == best.spot_usd else "on demand"
+    age = _age(question.market.age(question.now).total_seconds())
+    return best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; SkyPilot's catalog of {age} ago"
+
+
+def _age(seconds: float) -> str:
+    hours = seconds / 3600
+    return (
+        f"{hours * 60:.0f} minutes" if hours < 1 else f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
+    )
+
+
+def _holding(question: Question) -> Holding:
+    if question.card is None:
+        return Holding("not known", f"there is no card of {question.checkpoint.repo}: memory is not foretold")
+    if "kt-method" in question.flags or question.profile.engine.kind == "sglang":
+        return _host_holding(question, question.card)
+    gpu = gpu_named(question.accelerator.name) if question.accelerator.architecture != "cpu" else None
+    if gpu is None:
+        return Holding("not known", f"memory on {question.accelerator.name} is not foretold")
+    engine = question.profile.engine
+    setup = setup_of(engine.version, question.flags, engine.env)
+    if setup.n_gpus != question.count:
+        split = f"tensor x pipeline x data parallel is {setup.n_gpus}"
+        said = f"{split} and the machine has {question.count} GPUs; set --tensor-parallel-size {question.count}"
+        return Holding("does not start", said) if setup.n_gpus > question.count else Holding("not known", said)
+    wished = question.context is not None or question.concurrency is not None
+    fit = predict(question.card, gpu, setup)
+    if not wished and fit.verdict == "starts":
+        return Holding(fit.verdict, fit.reason, fit=fit)
+    advice = advise(question.card, gpu, setup, question.context, question.concurrency)
+    if not wished:  # as it stands, and what would make it sure
+        return Holding(fit.verdict, fit.reason, fit=fit, advice=advice)
+    changes = changed_flags(setup, advice.setup)
+    version = advice.setup.engine_version if advice.setup.engine_version != engine.version else ""
+    other = advice.gpu.name if advice.gpu.name != gpu.name else ""
+    return Holding(advice.reached, advice.sentence, advice.fit, None, None, advice, changes, version, other)
+
+
+def _host_holding(question: Question, card: ModelCard) -> Holding:
+    """Engines that keep experts in host memory: KT-Kernel beside GPUs, or a CPU alone."""
+    flags, ram = question.flags, question.profile.hardware.ram_gib
+    if "kt-method" not in flags and flags.get("device") != "cpu":
+        return Holding("not known", "memory of SGLang on GPUs alone is not foretold")
+    if not ram:
+        return Holding(
+            "not known", "hardware.ram_gib is not stated: write the memory of the machine, or the quota on it"
+        )
+    cpu_only = flags.get("device") == "cpu"
+    experts = int(str(flags.get("kt-num-gpu-experts", 0)))
+    host = host_fit(
+        card,
+        ram,
+        gpu_experts=0 if cpu_only else experts,
+        stored_as="int8" if str(flags.get("kt-method", "")).endswith("INT8") else "checkpoint",
+        cpu_only=cpu_only,
+    )
+    if cpu_only:
+        return Holding(host.verdict, host.reason, host=host)
+    context = question.context or int(str(flags.get("context-length", question.checkpoint.context)))
+    gpus = int(str(flags.get("tensor-parallel-size", flags.get("tp-size", 1))))
+    vram = hybrid_vram(card, gpu_experts=experts, context=context, gpus=gpus)
+    has = question.accelerator.memory_gib or 0.0
+    if vram.low > has:
+        reason = f"{vram.value:.0f} GiB per GPU are needed and {has:.0f} are there; lower --kt-num-gpu-experts"
+        return Holding("does not start", reason, host=host, vram=vram)
+    changes: dict[str, FlagValue] = {"context-length": question.context} if question.context else {}
+    answer: Answer = "borderline" if host.verdict == "starts" and vram.high > has else host.verdict
+    return Holding(answer, host.reason, host=host, vram=vram, changes=changes)
+
+
+__all__ = ["CannotPlan", "Holding", "Question", "SessionPlan", "plan_session"]

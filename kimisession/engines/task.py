@@ -1,0 +1,165 @@
+"""What SkyPilot is asked to launch: a LaunchSpec as a task, the dictionary form of SkyPilot's YAML. Pure.
+
+The task's `run` is the keeper under its wrapper under coreutils' `timeout`. Nothing runs in SkyPilot's own `setup`: a set-up
+that hangs is never idle and would hold the machine for ever, a step of the keeper has limits. The session's key travels in
+the machine's folder, never in envs, which SkyPilot writes into argv.
+"""
+
+import re
+from datetime import datetime
+from typing import Any
+
+from kimisession.core.launch import LaunchSpec
+from kimisession.core.profile import Slurm
+from kimisession.engines.slurm import comment_of
+
+#: SkyPilot's own autodown, once nothing is left in the job queue. Its timer knows whole minutes only.
+AUTODOWN_MINUTES = 1
+
+#: After the last cap of ours the kernel of the node gets this long before anything outside of us acts.
+GRACE_S = 120
+
+#: Where a machine's folder is, as a shell on the machine sees it. On Slurm it is not in the job's home, which SkyPilot
+#: deletes with the job, but in the user's: the journal, and with it the reason of the end, stays readable.
+FOLDER = "~/.kimisession"
+
+_PATH = re.compile(r"(?:[A-Za-z0-9._~+@%=/-]|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)*")
+_MODULE = re.compile(r"[A-Za-z0-9._+/-]+")
+
+#: Asks SkyPilot's own state on the machine what it will do: what its server believes proves nothing.
+_READ_BACK = """\
+import json, os, time
+from sky.skylet import autostop_lib, constants
+import psutil
+config = autostop_lib.get_autostop_config()
+home = os.environ.get('SKY_RUNTIME_DIR') or os.path.expanduser('~')
+try:
+    skylet = psutil.pid_exists(int(open(os.path.join(home, '.sky', 'skylet_pid')).read()))
+except (OSError, ValueError):
+    skylet = any('sky.skylet.skylet' in (p.info['cmdline'] or ()) for p in psutil.process_iter(['cmdline']))
+print(json.dumps({'at': time.time(), 'idle_minutes': config.autostop_idle_minutes, 'down': config.down,
+    'wait_for': config.wait_for.value, 'same_boot': config.boot_time == psutil.boot_time(), 'skylet': skylet}))
+"""
+
+_HEAD = """\
+# The keeper is this job: when it ends, the session ends. See https://github.com/kimisession/kimisession
+machine={machine}
+node_python=$(command -v python3)
+end() {{
+  rm -rf "$machine/lib" "$machine/api_key" "$machine/webhook"{release}
+{end}
+  exit "$1"
+}}
+fail() {{
+  printf '{{"at":"%s","kind":"ended","by":"run","reason":"setup-failed","evidence":"%s","exit_code":20}}\\n' \\
+    "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" >> "$machine/run/journal.jsonl"
+  end 20
+}}
+"""
+
+_TAIL = """\
+python=$(cat "${{SKY_RUNTIME_DIR:-$HOME}}/.sky/python_path" 2>/dev/null || echo python3)
+( "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
+  mv "$machine/run/.layers" "$machine/run/layers.json" ) < /dev/null &
+PYTHONPATH="$machine/lib" timeout -k 30 {longest_s} "$node_python" -m kimisession.node.job "$machine" \\
+  < /dev/null > "$machine/run/job.log" 2>&1
+end $?
+"""
+
+# A user may shorten a job: from here on slurmctld ends it, whatever happens to the processes on the node. Then, in order:
+# the batch script that SkyPilot wrote cleans up on TERM, once no other step is left, so this one ends too.
+_END_SLURM = """\
+  began=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %S)
+  scontrol update JobId="$SLURM_JOB_ID" TimeLimit=$(( ($(date +%s) - began) / 60 + 2 ))
+  scancel --signal=TERM --full "$SLURM_JOB_ID\""""
+
+
+def task_config(spec: LaunchSpec, infra: str, payload: str, now: datetime, spot: bool = True) -> dict[str, Any]:
+    """The task. `payload` is the local folder that becomes the machine's. Raises ValueError, one sentence, for a Slurm
+    setting that could not be put into a script."""
+    return {
+        "name": spec.name,
+        "num_nodes": 1,
+        "resources": _resources(spec, infra, spot),
+        "file_mounts": {f"{FOLDER}/{spec.session_id}": payload},
+        "run": run_script(spec, infra),
+        **({"config": {"slurm": {"sbatch_options": sbatch_options(spec, now)}}} if infra == "slurm" else {}),
+    }
+
+
+def _resources(spec: LaunchSpec, infra: str, spot: bool) -> dict[str, Any]:
+    slurm = spec.placement.slurm
+    accelerator, _, count = spec.accelerators.partition(":")
+    where = "/".join(part for part in (infra, slurm.cluster, slurm.partition) if part) if infra == "slurm" else infra
+    if infra == "slurm" and slurm.partition and not slurm.cluster:
+        where = f"slurm/*/{slurm.partition}"
+    resources: dict[str, Any] = {"infra": where}
+    if accelerator != "CPU":
+        resources["accelerators"] = {accelerator: int(count or 1)}
+    else:
+        resources["cpus"] = f"{count or 1}+"
+    if infra == "slurm":
+        if slurm.cpus:
+            resources["cpus"] = f"{slurm.cpus}+"
+        if slurm.memory_gib:
+            resources["memory"] = f"{slurm.memory_gib}+"
+        return resources
+    resources["labels"] = dict(spec.labels)
+    if infra == "gcp":
+        resources["use_spot"] = spot
+    if spec.placement.disk_gib:
+        resources["disk_size"] = spec.placement.disk_gib
+    return resources
+
+
+def sbatch_options(spec: LaunchSpec, now: datetime) -> dict[str, str]:
+    """What Slurm itself is told: labels as the comment, and the deadline as the job's time limit, in whole minutes."""
+    slurm = spec.placement.slurm
+    minutes = -(-int((spec.deadline - now).total_seconds() + GRACE_S) // 60)
+    options = {"comment": comment_of(spec.labels), "time": str(max(1, minutes))}
+    return options | {key: value for key, value in (("account", slurm.account), ("qos", slurm.qos)) if value}
+
+
+def run_script(spec: LaunchSpec, infra: str) -> str:
+    """The task's `run`: bash, on the machine. Raises ValueError as `task_config` does."""
+    longest_s = int(spec.placement.longest_s or spec.limits.duration_s) + GRACE_S
+    tail = f"read_back=$(cat <<'END'\n{_READ_BACK}END\n)\n" + _TAIL.format(longest_s=longest_s)
+    if infra != "slurm":
+        machine = f'"$HOME"/.kimisession/{spec.session_id}'
+        return _HEAD.format(machine=machine, release="", end="  true") + tail
+    machine = f'"$(getent passwd "$(id -u)" | cut -d: -f6)"/.kimisession/{spec.session_id}'
+    slurm = spec.placement.slurm
+    release = f' "{_checked(slurm.scratch)}/kimisession-{spec.session_id}"' if slurm.scratch else ""
+    head = _HEAD.format(machine=machine, release=f' "$machine/disk"{release}', end=_END_SLURM)
+    return head + _slurm_site(spec.session_id, slurm) + tail
+
+
+def _slurm_site(session_id: str, slurm: Slurm) -> str:
+    """Move in, and make the site's software ready, inside the job."""
+    lines = [
+        'mkdir -p -m 700 "${machine%/*}" && mkdir -p "$machine/run" "$machine/control"',
+        # control/ may hold a request to stop from before the job began: it is kept.
+        f'cp -R ~/.kimisession/{session_id}/. "$machine/" && rm -rf ~/.kimisession/{session_id}',
+        '[ -e "$machine/spec.json" ] || fail "the files of the session did not arrive"',
+    ]
+    if slurm.scratch:
+        place = f'"{_checked(slurm.scratch)}/kimisession-{session_id}"'
+        lines.append(f'mkdir -p -m 700 {place} && rm -rf "$machine/disk" && ln -s {place} "$machine/disk" \\')
+        lines.append('  || fail "no scratch space"')
+    if slurm.modules:
+        bad = [name for name in slurm.modules if not _MODULE.fullmatch(name)]
+        if bad:
+            raise ValueError(f"slurm.modules: {bad[0]!r} cannot be the name of a module")
+        lines.append('module purge || fail "module purge failed"')
+        lines += [f'module load {name} || fail "module load {name} failed"' for name in slurm.modules]
+    if slurm.conda:
+        prefix = f'"{_checked(slurm.conda)}"'
+        lines.append(f'[ -x {prefix}/bin/python ] || fail "there is no conda environment in slurm.conda"')
+        lines.append(f"export VIRTUAL_ENV={prefix} PATH={prefix}/bin:$PATH")
+    return "\n".join(lines) + "\n"
+
+
+def _checked(path: str) -> str:
+    if not _PATH.fullmatch(path):
+        raise ValueError(f"slurm: {path!r} cannot be a path; letters, digits, ._~+@%=/- and $NAME may be in it")
+    return path

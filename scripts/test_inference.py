@@ -1,0 +1,1 @@
+../kimisession/node/inference.py
