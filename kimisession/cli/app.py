@@ -73,7 +73,7 @@ def _dollars(flag: str, text: str | None) -> Decimal | None:
         amount = Decimal(text.removeprefix("$"))
     except InvalidOperation:
         amount = Decimal("NaN")
-    if not amount.is_finite() or amount < 0:
+    if not amount.is_finite() or (amount and not Decimal("1e-6") <= amount <= Decimal("1e9")):
         raise UsageMistake(f"--{flag}: {text!r} is not an amount of dollars", f"for example --{flag} 60")
     return amount
 

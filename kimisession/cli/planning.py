@@ -305,7 +305,7 @@ def _ready(start: ColdStartPlan) -> str:
     if start.total.high < 120:
         minutes = f"{start.total.value:.0f} s ({start.total.low:.0f} to {start.total.high:.0f})"
     by_name = {phase.name: phase for phase in start.phases}
-    path = ", ".join(f"{name} {_short(by_name[name].seconds.value)}" for name in start.path)
+    path = ", ".join(f"{n} {_short(by_name[n].seconds.value)}" for n in start.path if by_name[n].seconds.value >= 1)
     return f"{minutes}: {path}; {start.total.ground}"
 
 
@@ -315,6 +315,8 @@ def _short(seconds: float) -> str:
 
 def _costs(plan: SessionPlan) -> str:
     cost = plan.cost
+    if not cost.usd_per_hour:
+        return "nothing by the hour"
     parts = []
     if cost.cold_start:
         low, value, high = cost.cold_start

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import threading
 import time
-from typing import Any, Callable, Generic, TypeVar
+from typing import Any, Callable, Generic, Optional, TypeVar
 
 from kimisession.node.traffic import Counters, read_metrics
 
@@ -98,9 +99,10 @@ def scrape(kind: str, port: int, key: str, timeout_s: float) -> Counters:
     return read_metrics(kind, _request(port, "GET", "/metrics", key, None, timeout_s).decode("utf-8", "replace"))
 
 
-def first_completion(kind: str, port: int, key: str, model: str, timeout_s: float) -> tuple[int, Counters]:
+def first_completion(kind: str, port: int, key: str, model: str, timeout_s: float) -> tuple[int, Optional[Counters]]:
     """Ask for one short completion, which is what READY means, then wait until the counters show it, so that the
-    keeper's own question is never taken for a user's. Returns the tokens that came and the counters after it."""
+    keeper's own question is never taken for a user's. Returns the tokens that came and the counters after it, None
+    when those cannot be read: then traffic is unknown, which has a deadline of its own."""
     question = {
         "model": model,
         "messages": [{"role": "user", "content": "Say ready."}],
@@ -114,7 +116,10 @@ def first_completion(kind: str, port: int, key: str, model: str, timeout_s: floa
         raise OSError("the first completion came back empty")
     until = time.monotonic() + 3
     while True:
-        counters = scrape(kind, port, key, 2)
-        if (counters.finished >= 1 and not counters.running) or time.monotonic() > until:
+        counters: Optional[Counters] = None
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            counters = scrape(kind, port, key, 2)
+        shown = counters is not None and counters.finished >= 1 and not counters.running
+        if shown or time.monotonic() > until:
             return tokens, counters
         time.sleep(0.05)

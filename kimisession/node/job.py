@@ -20,7 +20,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +30,8 @@ from kimisession.node.policy import EXIT_CODES
 
 KEEPER_KILLED = 40
 KEEPER_HUNG = 41
+POLL_S = 0.25
+CLOSED_S = 5.0
 
 _ASKED_TO_END = False
 
@@ -91,17 +92,22 @@ def run(machine: Path, parent: int) -> int:
 
 def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journal: Journal, parent: int) -> int:
     """Wait until the keeper has ended. One that stops beating is killed: by default the machine goes away."""
-    last_beat = time.monotonic()
+    # Silence is counted in waits that brought nothing, not on a clock: a machine that stood still as a whole (paused,
+    # migrated, swamped) must not wake up to find its keeper hung while beats are waiting in the pipe.
+    silent_for_s = 0.0
     beaten = told = False
     while True:
-        readable, _, _ = select.select([lifeline], [], [], 0.25)
-        if readable:
-            if os.read(lifeline, 4096):
-                last_beat, beaten = time.monotonic(), True
-            else:  # its end is closed: it is gone, or about to be
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    keeper.wait(timeout=5)
-                    break
+        readable, _, _ = select.select([lifeline], [], [], POLL_S)
+        if not readable:
+            silent_for_s += POLL_S
+        elif os.read(lifeline, 4096):
+            silent_for_s, beaten = 0.0, True
+        else:  # its end is closed: it is gone, or about to be
+            try:
+                keeper.wait(timeout=CLOSED_S)
+                break
+            except subprocess.TimeoutExpired:
+                silent_for_s += CLOSED_S
         if keeper.poll() is not None:
             break
         if _ASKED_TO_END and beaten and not told:
@@ -109,7 +115,7 @@ def _watch(keeper: subprocess.Popen[bytes], lifeline: int, config: Config, journ
             # The keeper ends the engine in order; it is told once, and its silence is watched all the same. Before its
             # first beat it has no handler yet, and the signal would be what kills it.
             keeper.send_signal(signal.SIGUSR1 if os.getppid() != parent else signal.SIGTERM)
-        if time.monotonic() - last_beat > config.silent_s:
+        if silent_for_s > config.silent_s:
             journal.write(
                 "ended",
                 reason="keeper-hung",

@@ -124,7 +124,7 @@ class Keeper:
         self.tasks: dict[str, Task] = {}
         self.done: set[str] = set()
         self.engine: Task | None = None
-        self.probe: asking.Background[tuple[int, Counters]] = asking.Background()
+        self.probe: asking.Background[tuple[int, Counters | None]] = asking.Background()
         self.scrape: asking.Background[Counters] = asking.Background()
         self.counters: Counters | None = None
         self.next_scrape = now
@@ -340,7 +340,7 @@ class Keeper:
                 active_at=max(now, self.seen.active_at),
                 tokens_at=now,
                 known_at=now,
-                activity=Activity.QUIET,
+                activity=Activity.QUIET if self.counters else Activity.UNKNOWN,
             )
             self.next_scrape = now + self.config.scrape_s
             self.argv_undo, self.argv_before = self.argv_before or self.argv_undo, None
@@ -411,6 +411,9 @@ class Keeper:
         if name in self.began:
             took = round(now - self.began.pop(name), 3)
             self.journal.write("phase", phase=self._numbered(name), state="failed" if failed else "ended", took_s=took)
+        # Steps run side by side: what is shown, and blamed for a stall, is one that still runs.
+        if self.began and self.seen.phase not in self.began:
+            self.seen = replace(self.seen, phase=next(iter(self.began)))
 
     def _numbered(self, phase: str) -> str:
         """Phases of a restarted engine carry the number of the run, so that the first start's stay as they were."""

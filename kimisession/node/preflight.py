@@ -84,7 +84,7 @@ def ptx(machine: Machine) -> str:
     """The driver compiles the PTX that the engine's kernels carry: incident 2, foretold in half a second."""
     branch = preflight_gpus.numbers(machine.args.min_driver)[0]
     wanted = machine.args.ptx or preflight_ptx.of_driver(branch)
-    done = run([sys.executable, "-m", "kimisession.node.preflight_ptx"], 25, machine.environment)
+    done = run([sys.executable, str(Path(__file__).with_name("preflight_ptx.py"))], 25, machine.environment)
     found = _last_object(done)
     if done.code is None:
         raise Failed("hung driver", "the driver did not answer a module's load in 25s", "take another machine")

@@ -34,6 +34,9 @@ def main() -> int:
     """Entry point. 1 when a sum is wrong; torch's own exceptions otherwise."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     stage("start")
+    # This file's folder is where Python looks first, and its neighbours have names that a package may have as well.
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - compared with strings
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # noqa: PTH100
     # Torch is the engine's, never ours: nothing in this folder depends on it when it is imported.
     torch: Any = importlib.import_module("torch")
     dist: Any = importlib.import_module("torch.distributed")

@@ -1,6 +1,6 @@
 """Which PTX the driver takes, asked with ctypes on libcuda alone: half a second, no torch.
 
-    python3 -m kimisession.node.preflight_ptx
+    python3 preflight_ptx.py
 
 Prints one JSON line {"cuda": 13000, "highest": "9.0", "refused": {"9.1": 222}, "device": "NVIDIA H200"} or
 {"error": "..."}. It runs as a process of its own because a context takes GPU memory and a broken driver can hang.

@@ -39,6 +39,7 @@ from kimisession.weights.errors import (
     SessionGone,
     SourceChanged,
     TryAgain,
+    WeightsError,
 )
 from kimisession.weights.manifest import (
     CONTROL,
@@ -547,7 +548,7 @@ class _Seeding:
 
     def _clean_up(self) -> None:
         """Drop plan, records and sessions of a sealed bucket; what stays behind is harmless."""
-        with contextlib.suppress(TryAgain, Conflict):
+        with contextlib.suppress(WeightsError):
             for prefix in (SESSIONS, DONE, PLAN):
                 for stat in list(self._bucket.list(prefix)):
                     self._bucket.delete(stat.name)
@@ -555,7 +556,7 @@ class _Seeding:
 
     def _patiently(self, do: Callable[[], T]) -> T:
         """Do what may be repeated until it is done or patience ends."""
-        return retrying(self._patience, lambda: 0, self._sleep)(do)
+        return retrying(self._patience, lambda: 0, time.sleep)(do)
 
     def _sleep(self, seconds: float) -> None:
         if self._stop.wait(seconds):

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "kimisession.errors": (),
     "kimisession.profile_file": ("core", "errors", "paths"),
     "kimisession.model_file": ("core", "errors"),
+    "kimisession.flag_file": ("core",),
     "kimisession.store": ("core", "errors"),
     "kimisession.controller": ("core", "node.policy", "engines.base", "store", "errors", "paths"),
     "kimisession.engines": ("core", "node", "engines", "errors", "paths", "cloud"),

@@ -14,7 +14,7 @@ from policy_rows import LIMITS, ROWS, USED, Row
 from kimisession.node import policy
 from kimisession.node.policy import EXIT_CODES, RULES, Action, Activity, Limits, Reason, Seen, decide, span
 
-MUTATIONS = Path(__file__).parents[1] / "core" / "mutations.py"
+MUTATIONS = Path(__file__).parents[1] / "core" / "policy_mutations.py"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.name))
@@ -61,6 +61,7 @@ ANY_SEEN = st.builds(
     started_at=SECONDS,
     progressed_at=SECONDS,
     phase=st.sampled_from(["boot", "load", "ready"]),
+    run_at=st.none() | SECONDS,
     ready_at=st.none() | SECONDS,
     failed_step=st.none() | st.just("weights: no"),
     engine_exit=st.none() | st.integers(-15, 2),

@@ -139,12 +139,15 @@ class Watch:
             seen = self._troupes.setdefault(mark, Troupe()).seen
             seen.setdefault(process.identity, Sighting(process, now, now, argv(process.pid)))
 
-    def living(self, mark: str) -> list[Sighting]:
-        """Those that live this very moment, commands left out."""
+    def machine(self, mark: str) -> list[Sighting]:
+        """All that were ever seen, commands left out."""
         troupe = self.troupe(mark)
         with self._lock:
-            seen = list(troupe.seen.values())
-        return [s for s in seen if s.process.pid not in troupe.left_out and same(s.process)]
+            return [s for s in troupe.seen.values() if s.process.pid not in troupe.left_out]
+
+    def living(self, mark: str) -> list[Sighting]:
+        """Those that live this very moment, commands left out."""
+        return [sighting for sighting in self.machine(mark) if same(sighting.process)]
 
     def _run(self) -> None:
         before = time.monotonic()

@@ -61,7 +61,7 @@ SUPERVISOR_KILL: Edit = (
 )
 SILENCE: Edit = (
     "node/job.py",
-    "        if time.monotonic() - last_beat > config.silent_s:",
+    "        if silent_for_s > config.silent_s:",
     "        if False:",
 )
 SUBREAPER: Edit = (

@@ -19,8 +19,8 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, Outcome]:
     ]
     chosen = [spec.params["cell"] for spec in params if spec is not None]
     played = play_all(chosen)
-    terminal = request.config.pluginmanager.getplugin("terminalreporter")
-    terminal.write_line("\n" + report(played))
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{report(played)}")
     return {outcome.cell.name: outcome for outcome in played}
 
 

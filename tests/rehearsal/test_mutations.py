@@ -14,8 +14,8 @@ QUICK = [mutation for mutation in MUTATIONS if mutation.quick]
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
     played = play_mutations(QUICK)
-    terminal = request.config.pluginmanager.getplugin("terminalreporter")
-    terminal.write_line("\n" + report(played))
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{report(played)}")
     return played
 
 

@@ -89,7 +89,10 @@ class Trap:
     def __post_init__(self) -> None:
         # Control requests are many, so the trap is set deeper there.
         self.at = self.rng.randint(
-            1, {"gcs.control": 40, "gcs.get": 10, "hub.body": 5, "gcs.seal": 1, "gcs.status": 1}.get(self.phase, 2)
+            1,
+            {"gcs.control": 60, "gcs.list": 5, "gcs.get": 10, "hub.body": 5, "gcs.seal": 1, "gcs.status": 1}.get(
+                self.phase, 2
+            ),
         )
         self.after = self.rng.randrange(SHARD_BYTES)
         if self.phase == "gcs.get":

@@ -149,8 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         return False
 
-    def body(self, limit: int) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0)) if limit else b""
+    def body(self) -> bytes:
+        """The whole body; a client that was killed in the middle has asked for nothing."""
+        length = int(self.headers.get("Content-Length") or 0)
+        found = self.rfile.read(length)
+        if len(found) < length:
+            raise ConnectionError("the client has gone")
+        return found
 
     def send_bytes(self, path: Path, start: int, size: int, fault: Fault | None, rate: list[Rate], name: str) -> None:
         """The body of an answer from a file, at a rate, spoiled by the fault."""
@@ -346,7 +351,7 @@ class _GcsHandler(_Handler):
         if "ifGenerationMatch" not in query and self.server.strict:
             self.refuse("a write without ifGenerationMatch")
             return
-        body = self.body(1)
+        body = self.body()
         if query.get("uploadType") == "resumable":
             value = json.loads(body or b"{}")
             name = query.get("name") or value.get("name", "")

@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Literal
 
 from kimisession.core.plan.flags import FlagTable, KnownFlag, find
@@ -162,7 +161,7 @@ def _serving(words: Sequence[str]) -> tuple[str, list[str]] | None:
     """(engine, the words after the command) if these words start a server, whatever wraps it (srun, nohup, exec)."""
     for i, word in enumerate(words):
         after = list(words[i + 1 :])
-        if PurePosixPath(word).name == "vllm" and after[:1] == ["serve"]:
+        if word.rpartition("/")[2] == "vllm" and after[:1] == ["serve"]:
             return "vllm", after[1:]
         if word == "-m" and after and after[0] in _MODULES:
             return _MODULES[after[0]], after[1:]

@@ -21,6 +21,8 @@ touch /opt/rig/baking
 "$here/services.sh" &
 until [ -e /run/rig.ready ]; do sleep 0.1; done
 export SKYPILOT_DISABLE_USAGE_COLLECTION=1 SKYPILOT_POD_MEMORY_GB_LIMIT=5
+# The network is the host's here, and so are its ports.
+export SKYPILOT_API_SERVER_LOCAL_PORT=46599 SKYPILOT_API_SERVER_ENDPOINT=http://127.0.0.1:46599
 sky launch -y -c bake --infra slurm --cpus 1+ true
 sky down -y bake
 sky api stop

@@ -1,4 +1,4 @@
-"""Which promise fails when a rule of the policy is taken out: `python tests/core/mutations.py` prints the table.
+"""Which promise fails when a rule of the policy is taken out: `python tests/core/policy_mutations.py` prints the table.
 
 Each mutation is the policy's own source text without one line of RULES, executed as a module of its own.
 """

@@ -1,0 +1,188 @@
+"""`kimisession plan`: one screen, no network, no cloud library, and an exit code that scripts can use."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimisession.profile_file import load_profile, profile_files
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/fixtures/scripts/serve_h200.sh"
+
+#: Runs a command with every way out shut, and prints what it imported.
+SEALED = """\
+import sys
+def shut(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        raise RuntimeError("plan asked the network")
+sys.addaudithook(shut)
+from kimisession.cli.app import main
+try:
+    main()
+finally:
+    heavy = {"sky", "google", "torch", "httpx", "pandas"} & {name.partition(".")[0] for name in sys.modules}
+    assert not heavy, heavy
+"""
+
+
+def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "HOME": str(home), "NO_COLOR": "1"}
+    for name in ("STATE", "CONFIG", "DATA", "CACHE"):
+        env[f"KIMISESSION_{name}_HOME"] = str(home / name)
+    return subprocess.run(
+        [sys.executable, "-c", SEALED, *arguments],
+        check=False,
+        env=env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def data(home: Path, *arguments: str) -> dict[str, Any]:
+    done = run(home, "plan", *arguments, "--json")
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["data"]
+    return found
+
+
+def test_the_screen_says_fit_flags_stack_minutes_and_dollars(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "kimi-k2.5")
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "72.03 (71.88 to 72.18)",
+        "--max-model-len 8192",
+        "driver 580",
+        "17 minutes",
+        "$52.00 at worst",
+        "calibrated",
+    ):
+        assert said in done.stdout, said
+    assert "next: kimisession start kimi-k2.5" in done.stderr
+    assert len(done.stdout.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", profile_files())
+def test_every_shipped_profile_plans_and_none_is_refused(name: str, tmp_path: Path) -> None:
+    found = data(tmp_path, name)
+    assert found["verdict"] in ("starts", "borderline", "not known")
+    assert found["refused_flags"] == []
+    assert found["stack"]["contradictions"] == []
+
+
+def test_a_plan_takes_less_than_half_a_second_once_its_cache_is_warm(tmp_path: Path) -> None:
+    """In time of its own, best of five: what else this machine does is not ours to answer for."""
+    run(tmp_path, "plan", "kimi-k2.5")
+    took = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(tmp_path, "plan", "kimi-k2.5", "--context", "64k")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took) < 0.5
+
+
+def test_a_wish_is_met_with_the_cheapest_changes_and_the_command_for_it(tmp_path: Path) -> None:
+    found = data(tmp_path, "kimi-k2.5", "--context", "64k")
+    assert found["verdict"] == "starts"
+    assert found["changes"]["decode-context-parallel-size"] == 8
+    assert found["flags"]["max-model-len"] == 65536
+    assert all(step["costs"] and step["evidence"] for step in found["advice"]["steps"])
+    said = run(tmp_path, "plan", "kimi-k2.5", "--context", "64k").stderr
+    assert "kimisession start kimi-k2.5 --set decode-context-parallel-size=8 --set max-model-len=65536" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--set", "gpu-memory-utilization=0.90"), "--gpu-memory-utilization"),
+        (("--set", "max-model-len=262144"), "--max-model-len"),
+        (("--set", "max-modle-len=8192"), "--max-model-len"),
+        (("--gpus", "H100:4"), "--tensor-parallel-size"),
+    ],
+)
+def test_what_does_not_start_ends_with_5_and_names_the_flag(
+    arguments: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, "plan", "kimi-k2.5", *arguments)
+    assert done.returncode == 5
+    assert says in done.stderr
+
+
+def test_the_quota_of_the_dead_deployment_is_refused_with_one_that_is_enough(tmp_path: Path) -> None:
+    home = tmp_path / "CONFIG" / "profiles"
+    home.mkdir(parents=True)
+    text = (ROOT / "kimisession/profiles/kimi-k2.5-kt.toml").read_text(encoding="utf-8")
+    small = text.replace('name = "kimi-k2.5-kt"', 'name = "small"').replace("ram_gib = 830", "ram_gib = 480")
+    (home / "small.toml").write_text(small, encoding="utf-8")
+    done = run(tmp_path, "plan", "small")
+    assert done.returncode == 5
+    assert "loading dies between layer 36 and 52" in done.stderr
+    assert "raise the quota to 830 GiB" in done.stderr
+
+
+def test_explain_shows_the_arithmetic_with_sources(tmp_path: Path) -> None:
+    said = run(tmp_path, "plan", "kimi-k2.5", "--explain").stdout
+    assert "budget: 79.18 GiB x 0.95 = 75.22 GiB" in said
+    assert "path: machine > weights > boot" in said
+    assert "bucket: 554.3 GiB x $0.020" in said
+
+
+def test_two_profiles_stand_side_by_side(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--compare", "kimi-k2.5", "kimi-k2.5-int4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["kimi-k2.5", "kimi-k2.5-int4"]
+    assert "vllm 0.15.0" in done.stdout
+    assert "vllm 0.26.0" in done.stdout
+
+
+def test_a_lock_is_printed_as_toml(tmp_path: Path) -> None:
+    import tomllib
+
+    read = tomllib.loads(run(tmp_path, "plan", "kimi-k2.5", "--lock").stdout)
+    assert read["machine"]["accelerators"] == "H100:8"
+
+
+def test_the_guides_script_becomes_a_profile_without_its_refused_flags(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--from", str(SCRIPT), "--engine-version", "0.19.1", "--gpus", "H200:8")
+    assert done.returncode == 0, done.stderr
+    for refused, instead in (
+        ("--swap-space", "--kv-offloading-size"),
+        ("--skip-non-local-expert-weights", "--enable-ep-weight-filter"),
+        ("--quantization-param-path", "leave it out"),
+    ):
+        assert any(refused in line and instead in line for line in done.stderr.splitlines())
+    file = tmp_path / "serve-h200.toml"
+    file.write_text(done.stdout, encoding="utf-8")
+    profile = load_profile(str(file))
+    assert profile.checkpoints[0].repo == "moonshotai/Kimi-K2.5"
+    assert profile.slurm.cpus == 112
+    assert profile.engine.flags["max-model-len"] == 65536
+    assert "swap-space" not in profile.engine.flags
+
+
+def test_what_stops_the_rest_of_the_script_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--from", str(SCRIPT), "--engine-version", "0.19.1", "--gpus", "H200:8")
+    assert "drop --enable-eplb" in done.stderr
+
+
+def test_start_refuses_a_flag_that_the_pinned_parser_does_not_know(tmp_path: Path) -> None:
+    done = run(tmp_path, "start", "kimi-k2.5", "--infra", "local", "--gpus", "H100:8", "--set", "max-modle-len=9", "-y")
+    assert done.returncode == 2
+    assert "use --max-model-len" in done.stderr
+
+
+def test_start_refuses_what_surely_does_not_fit(tmp_path: Path) -> None:
+    at = ("start", "kimi-k2.5", "--infra", "local", "--gpus", "H100:8", "--set", "gpu-memory-utilization=0.90", "-y")
+    done = run(tmp_path, *at)
+    assert done.returncode == 5
+    assert "--force-fit" in done.stderr
+    forced = run(tmp_path, *at, "--force-fit")
+    assert "no GPU that is known here" in forced.stderr
