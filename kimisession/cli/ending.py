@@ -34,7 +34,7 @@ def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> N
     else:
         sessions = [pick(controller, name, gone_too=name is not None)]
     if not sessions:
-        show.out("no session is running")
+        (show.say if json else show.out)("no session is running")
     failed: LeakSuspected | None = None
     for session in sessions:
         if dry_run:

@@ -95,7 +95,11 @@ def test_a_started_session_is_ready_and_its_figures_are_typed(started: Any) -> N
 def test_looking_at_it_asking_it_and_starting_it_again_all_speak_of_the_same_session(home: Home, started: Any) -> None:
     (row,) = document(home.type("status", "--json"), "sessions")
     assert row["session"] == started["session"]
-    assert {layer["name"]: layer["armed"] for layer in row["layers"]} == {"keeper": True, "wrapper": True, "supervisor": True}
+    assert {layer["name"]: layer["armed"] for layer in row["layers"]} == {
+        "keeper": True,
+        "wrapper": True,
+        "supervisor": True,
+    }
     endpoint = document(home.type("connect", "--json"), "endpoint")
     assert endpoint["base_url"] == started["endpoint"]
     answers = document(home.type("test", "--json"), "test")

@@ -99,7 +99,13 @@ def test_what_cannot_be_meant_is_told_in_one_sentence(home: Home, what: str) -> 
 
 @pytest.mark.parametrize(
     "words",
-    [("start", "--port", "70000"), ("start", "--port", "http"), ("strat",), ("status", "--wacth"), ("cost", "--last", "0")],
+    [
+        ("start", "--port", "70000"),
+        ("start", "--port", "http"),
+        ("strat",),
+        ("status", "--wacth"),
+        ("cost", "--last", "0"),
+    ],
     ids=" ".join,
 )
 def test_what_cannot_be_parsed_is_a_usage_mistake_without_a_traceback(home: Home, words: tuple[str, ...]) -> None:
@@ -153,7 +159,12 @@ def test_a_name_that_another_profile_has_is_refused_and_its_session_lives_on(hom
     said = home.type(*START, "--name", "demo")
     store.unclaim("demo-0123abcd")
     store.close()
-    refused(said, 2, r"session demo exists already and runs profile another", r"another --name, or run: kimisession stop demo")
+    refused(
+        said,
+        2,
+        r"session demo exists already and runs profile another",
+        r"another --name, or run: kimisession stop demo",
+    )
     assert [row.session for row in home.live()] == ["demo-0123abcd"]
 
 
@@ -165,7 +176,12 @@ def test_a_ledger_of_a_newer_version_is_refused_and_left_alone(home: Home, words
         db.execute("PRAGMA user_version = 99")
     db.close()
     before = path.read_bytes()
-    refused(home.type(*words), 1, r"was written by a newer kimisession \(format 99, this one knows 1\)", r"upgrade kimisession")
+    refused(
+        home.type(*words),
+        1,
+        r"was written by a newer kimisession \(format 99, this one knows 1\)",
+        r"upgrade kimisession",
+    )
     assert path.read_bytes() == before
 
 

@@ -93,7 +93,6 @@ class Machine:
         with urllib.request.urlopen(request, timeout=20) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] >= 1
 
-
     def ask_in_vain(self) -> None:
         """... that the engine never answers."""
         with contextlib.suppress(OSError, http.client.HTTPException):

@@ -42,7 +42,12 @@ def wait_for(what: Callable[[], Any], within_s: float = 15) -> Any:
 def python(code: str, *args: str, **options: Any) -> subprocess.Popen[str]:
     """A process that runs this code."""
     return subprocess.Popen(
-        [sys.executable, "-c", code, *args], env=ENV, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, **options
+        [sys.executable, "-c", code, *args],
+        env=ENV,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        **options,
     )
 
 
