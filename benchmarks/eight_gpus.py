@@ -85,14 +85,18 @@ def setup_of(run: dict[str, str], tp: int) -> Setup:
 
 def predictions(gpus: str) -> int:
     """Weights, KV cache and tokens that the planner expects, with intervals."""
-    gpu, _, count = gpus.partition(":")
+    name, _, count = gpus.partition(":")
+    gpu = gpu_named(name)
+    if gpu is None:
+        print(f"the planner does not know the GPU {name!r}", file=sys.stderr)
+        return 2
     card = card_named("moonshotai/Kimi-K2.5")
     print(f"{'run':<10}{'weights GiB':>20}{'KV GiB':>24}{'KV tokens':>34}  verdict")
-    for name, run in RUNS.items():
-        fit = predict(card, gpu_named(gpu), setup_of(run, int(count)))
+    for title, run in RUNS.items():
+        fit = predict(card, gpu, setup_of(run, int(count)))
         weights, kv, tokens = fit.weights_gib_per_gpu, fit.kv_gib_per_gpu, fit.kv_tokens
         print(
-            f"{name:<10}{weights.value:>8.2f} [{weights.low:.2f}-{weights.high:.2f}]"
+            f"{title:<10}{weights.value:>8.2f} [{weights.low:.2f}-{weights.high:.2f}]"
             f"{kv.value:>9.2f} [{kv.low:.2f}-{kv.high:.2f}]"
             f"{tokens.value:>14,.0f} [{tokens.low:,.0f}-{tokens.high:,.0f}]  {fit.verdict}"
         )
@@ -214,11 +218,8 @@ class Stage:
         up = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / ticks
         rss = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS"))
         cpu = (int(fields[11]) + int(fields[12])) / ticks
-        return {
-            "cpu_percent_of_a_core": round(100 * cpu / up, 3),
-            "rss_mib": round(int(rss.split()[1]) / 1024, 1),
-            "over_s": round(up),
-        }
+        rss_mib = round(int(rss.split()[1]) / 1024, 1)
+        return {"cpu_percent_of_a_core": round(100 * cpu / up, 3), "rss_mib": rss_mib, "over_s": round(up)}
 
     def ending(self, began: float, receipt: Any) -> dict[str, Any]:
         """The receipt beside this program's clock, and what is left."""

@@ -11,6 +11,7 @@ from kimisession.errors import KimiError, UsageMistake
 from kimisession.node.policy import span
 from kimisession.paths import buckets_home
 from kimisession.profile_file import load_profile
+from kimisession.rehearsal.dummy_kimi import make_dummy_kimi
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from kimisession.rehearsal.standin_model import make_standin_model
 from kimisession.weights.bucket import Bucket, open_bucket
@@ -20,7 +21,11 @@ from kimisession.weights.seed import seed
 from kimisession.weights.source import FolderSource
 
 #: Profiles whose weights are made on the spot: nothing has to be downloaded for a rehearsal.
-MADE_HERE: dict[str, Callable[[Path], object]] = {"rehearsal": make_standin_model, "rehearsal-vllm": make_mini_kimi}
+MADE_HERE: dict[str, Callable[[Path], object]] = {
+    "rehearsal": make_standin_model,
+    "rehearsal-vllm": make_mini_kimi,
+    "kimi-k2.5-dummy": make_dummy_kimi,
+}
 
 
 def bucket_url(profile: str, given: str | None) -> str:

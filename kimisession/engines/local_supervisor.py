@@ -62,7 +62,9 @@ def supervise(machine: Machine) -> int:
 
 
 def _start_job(machine: Machine) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": str(machine.folder / "lib")}
+    # The machine's own copy first; what the user set stays for an engine that needs it.
+    path = os.pathsep.join(filter(None, (str(machine.folder / "lib"), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path}
     argv = [sys.executable, "-m", "kimisession.node.job", str(machine.folder), str(os.getpid())]
     with (machine.run / "job.log").open("ab") as log:
         return subprocess.Popen(

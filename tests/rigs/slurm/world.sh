@@ -63,5 +63,9 @@ umount -l /.old
 rmdir /.old
 hostname rig
 export HOME=/root TMPDIR=/tmp USER=root LOGNAME=root
-if command -v ip > /dev/null; then ip link set lo up; fi
+if [ -e /opt/rig ]; then
+    ip link set lo up
+    # Slurm looks names up with AI_ADDRCONFIG, for which 127.0.0.1 is no address.
+    ip address add 10.99.0.1/32 dev lo
+fi
 exec "$@"
