@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: rehearse test check lint types format core setup lock clean
+.PHONY: test-slurm sky rehearse test check lint types format core setup lock clean
 
 rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
 ifeq ($(ENGINE),vllm)
@@ -26,6 +26,13 @@ types: setup
 core: setup
 	@$(BIN)/pytest tests
 
+test-slurm: setup ## sessions through real SkyPilot on a real Slurm, as root (ALL=1: the cases that take minutes as well)
+	@PYTHON="$(PYTHON)" tests/rigs/slurm/setup.sh
+	@KIMISESSION_RIGS=1 KIMISESSION_RIG_ALL=$(ALL) $(BIN)/pytest tests/rigs/slurm -x -s --timeout 900
+
+sky: setup ## print the files in sky/ from the profiles
+	@$(BIN)/python -m kimisession.cli.sky_files sky
+
 format: setup ## rewrite the code in the house's format
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
 
@@ -41,4 +48,4 @@ lock: setup ## pin the dependencies of pyproject.toml anew, with hashes
 	    --no-emit-index-url --no-header -q --upgrade -o requirements/dev.lock
 
 clean: ## remove what the commands above made
-	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

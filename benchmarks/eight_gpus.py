@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=61)
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=Path("eight-gpus"))
+    parser.add_argument("--port", default="")
     parser.add_argument("--set", action="append", default=[], help="an engine flag for every run")
     args = parser.parse_args()
     if args.what == "predict":
@@ -165,6 +166,7 @@ class Stage:
                 args.engine_python,
             ),
             *("--idle", "30s" if name == "idle" else "10m", "-y", "--json", *options),
+            *(("--port", args.port) if args.port else ()),
         )
         journal = self.journal() if code != 2 else []
         return {

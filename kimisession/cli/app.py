@@ -124,6 +124,9 @@ def plan(
     lock: Annotated[
         bool, typer.Option("--lock", help="Print kimisession.lock.toml: the stack, image to flags.")
     ] = False,
+    manifests: Annotated[
+        bool, typer.Option("--manifests", help="Print Kubernetes manifests: volume, download, serve.")
+    ] = False,
     json: JsonOpt = False,
 ) -> None:
     """Know before you pay: does it fit, with which flags, on which stack, how soon, for how much.
@@ -155,6 +158,7 @@ def plan(
         explain=explain,
         json=json,
         lock=lock,
+        manifests=manifests,
     )
     if script:
         from kimisession.cli.scripts import run_script

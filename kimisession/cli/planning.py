@@ -53,6 +53,7 @@ class PlanOptions:
     explain: bool = False
     json: bool = False
     lock: bool = False
+    manifests: bool = False
 
 
 def run_plan(options: PlanOptions) -> None:
@@ -60,6 +61,8 @@ def run_plan(options: PlanOptions) -> None:
     plan = make_plan(load_profile(options.profile), options)
     if options.lock:
         _print_lock(plan)
+    elif options.manifests:
+        _print_manifests(plan)
     elif options.json:
         show.as_json("plan", as_data(plan))
     else:
@@ -187,7 +190,8 @@ def fit_line(plan: SessionPlan) -> str | None:
 
 def _print_screen(plan: SessionPlan, options: PlanOptions) -> None:
     question = plan.question
-    head = f"{question.profile.name} on {question.accelerator.name} x {question.count} ({question.infra})"
+    device = plan.holding.gpu or question.accelerator.name
+    head = f"{question.profile.name} on {device} x {question.count} ({question.infra})"
     answer = {"starts": "fits", "borderline": "may fit", "does not start": "DOES NOT START"}.get(plan.answer, "unknown")
     painted = show.paint(answer, _MARK[plan.answer], sys.stdout)
     show.out(f"{show.paint(head, 'bold', sys.stdout)}: {painted}")
@@ -372,6 +376,19 @@ def _print_lock(plan: SessionPlan) -> None:
     if isinstance(plan.stack, Lock):
         show.out(plan.stack.text.rstrip("\n"))
         show.next_step(f"kimisession plan {plan.question.profile.name} --lock > kimisession.lock.toml")
+
+
+def _print_manifests(plan: SessionPlan) -> None:
+    """For `kubectl apply -f -`. Rendered and checked against the published schemas; no cluster has run them."""
+    from kimisession.core.plan.kubernetes import manifests, to_yaml
+
+    question = plan.question
+    count = question.count if question.accelerator.architecture != "cpu" else 0
+    made = manifests(question.profile, question.checkpoint, plan.flags, count, question.duration_s)
+    show.out(to_yaml(made).rstrip("\n"))
+    show.say("never run on a cluster; they have the hard cap only: kimisession start watches idleness as well")
+    name = question.profile.name.replace(".", "-")
+    show.next_step(f"kubectl apply -f FILE, then kubectl port-forward job/{name}-serve 8000:8000")
 
 
 def explained(plan: SessionPlan) -> list[tuple[str, list[str]]]:

@@ -86,6 +86,13 @@ def ends_text(session: Session, seen: Observation, now: datetime) -> str:
     return f"in {span(left)}: {beat.get('evidence', '')}"
 
 
+def endpoint_of(session: Session, seen: Observation) -> str:
+    """Where the endpoint can be reached from here right now, without a trailing slash; empty while there is no way."""
+    if session.request is None:
+        return ""
+    return f"http://127.0.0.1:{session.request.port}" if session.request.infra == "local" else seen.endpoint
+
+
 def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, str]]:
     """Everything that a person wants to know of one session."""
     request = session.request
@@ -100,7 +107,9 @@ def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, 
         if request.stand_in:
             rows.append(("note", "stand-in engine: no model is run"))
         if session.state is State.READY:
-            rows.append(("endpoint", f"http://127.0.0.1:{request.port}/v1  model {request.served_name}"))
+            base = endpoint_of(session, seen)
+            there = f"{base}/v1" if base else f"kimisession connect {session.name} opens a way to it"
+            rows.append(("endpoint", f"{there}  model {request.served_name}"))
     kv_tokens = dict(session.facts).get("kv_tokens", "")
     if kv_tokens.isdigit():
         rows.append(("kv cache", f"{int(kv_tokens):,} tokens"))
@@ -153,6 +162,7 @@ def why_text(session: Session) -> str:
 def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any]:
     """A session for --json."""
     request, began = session.request, began_at(session)
+    base = endpoint_of(session, seen)
     return {
         "session": session.id,
         "name": session.name,
@@ -162,7 +172,7 @@ def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any
         "infra": request.infra if request else None,
         "stand_in": bool(request and request.stand_in),
         "pretended": bool(request and request.pretended),
-        "endpoint": f"http://127.0.0.1:{request.port}/v1" if request and session.state is State.READY else None,
+        "endpoint": f"{base}/v1" if base and session.state is State.READY else None,
         "model": request.served_name if request else None,
         "began_at": began,
         "ready_at": session.ready_at,

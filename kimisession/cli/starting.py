@@ -1,5 +1,6 @@
 """`kimisession start`: quote, question, launch, cold start, ready."""
 
+import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from kimisession.core.diagnose import diagnose
 from kimisession.core.launch import check_name
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import Observation
+from kimisession.core.node_steps import engine_python
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
 from kimisession.core.quote import Choices, Quote, make_quote
 from kimisession.engines.base import open_engine
@@ -120,10 +122,9 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         accelerator=accelerator,
         count=count,
         bucket_url=bucket_url(profile.name, options.bucket),
-        port=options.port or _free_port(taken),
+        port=options.port or _free_port(infra, taken),
         checkpoint=checkpoint,
-        # On a rented machine this Python is not there: what is first on the path is the site's, or the set-up's.
-        engine_python=options.engine_python or (sys.executable if infra == "local" else "python3"),
+        engine_python=options.engine_python or (sys.executable if infra == "local" else engine_python(infra)),
         on_demand_fallback=options.on_demand_fallback,
         usd_per_hour=options.price_usd,
         idle_s=options.idle_s,
@@ -156,8 +157,11 @@ def _read_webhook(path: str | None) -> str | None:
     return url
 
 
-def _free_port(taken: set[int]) -> int:
-    """The first port from 8000 that nobody listens on and no live session was promised."""
+def _free_port(infra: str, taken: set[int]) -> int:
+    """The first port from 8000 that nobody listens on and no live session was promised. A node under Slurm may be shared
+    with people whose ports nobody here can know: there it is drawn by lot."""
+    if infra == "slurm":
+        return 20000 + secrets.randbelow(10000)
     from kimisession.engines.local import port_is_free
 
     return next((port for port in range(8000, 8100) if port not in taken and port_is_free(port)), 8000)
@@ -253,6 +257,9 @@ def _attended(controller: Controller, session: Session, launch: Callable[[], Ses
     """Launch and follow to ready. Ctrl-C before that tears down; a second one leaves at once and says what is armed."""
     try:
         session, seen = _follow_to_ready(controller, launch())
+        if session.request and session.request.infra != "local":
+            controller.engines(session.request.infra).base_url(session.id, session.request.port)
+            session, seen = controller.refresh(session)
     except KeyboardInterrupt:
         _interrupted(controller, controller.store.session(session.id))
     else:

@@ -54,7 +54,8 @@ class Observation:
     """What an engine saw of one session at `at`.
 
     `present` is False only when the provider says that nothing is left, and None when it could not be asked (`why`).
-    `unguarded` says that something exists that no layer will end.
+    `unguarded` says that something exists that no layer will end. `endpoint` is where a rented machine's endpoint can be
+    reached from here, once there is a way to it.
     """
 
     at: datetime
@@ -64,6 +65,7 @@ class Observation:
     journal: tuple[Mapping[str, Any], ...] = ()
     layers: tuple[Layer, ...] = ()
     unguarded: bool = False
+    endpoint: str = ""
 
     @property
     def beat(self) -> Mapping[str, Any]:

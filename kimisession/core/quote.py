@@ -17,6 +17,7 @@ from kimisession.core.launch import (
     flags_to_argv,
     session_labels,
 )
+from kimisession.core.node_steps import setup_steps
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
 #: A session whose budget does not reach this far would end before it is ready: refused before it is created.
@@ -138,7 +139,10 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
         accelerators=f"{choices.accelerator.name}:{choices.count}",
         usd_per_hour=quote.usd_per_hour,
         price_ground=quote.price_ground,
-        steps=(Step("weights", pull),) if copies else (),
+        steps=(
+            *setup_steps(profile, choices.infra, choices.count, choices.engine_python),
+            *((Step("weights", pull),) if copies else ()),
+        ),
         engine=EngineProcess(profile.engine.kind, argv, profile.engine.env, choices.port, quote.served_name),
         limits=NodeLimits(
             hard_cap_utc=quote.deadline.timestamp(),
@@ -158,8 +162,9 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
             scrape_s=limits.scrape,
             stop_grace_s=parse_duration(limits.stop_grace),
             silent_s=parse_duration(limits.silent),
-            # Typing in a terminal is use on a rented machine; on one's own it is not about the session.
-            watch_terminals=choices.infra != "local",
+            # Typing in a terminal is use on a rented machine. On one's own, and on a node under Slurm that others may be on,
+            # it is not about the session.
+            watch_terminals=choices.infra not in ("local", "slurm"),
         ),
         ephemeral_disk=copies,
         labels=session_labels(session_id, choices.name, owner, quote.ends_at),

@@ -3,6 +3,7 @@
 spec.json      what the keeper is told        api_key   and other secrets, mode 0600
 control/       requests to the keeper         run/      journal, logs, locks
 disk/          the session's disk             lib/      the copy of kimisession.node that runs there
+scripts/       the hooks, where a step of the session calls them
 """
 
 import os
@@ -12,7 +13,13 @@ from pathlib import Path
 
 from kimisession.core.launch import LaunchSpec
 
-_NODE = Path(__file__).parent.parent / "node"
+_PACKAGE = Path(__file__).parent.parent
+
+
+def shipped(name: str) -> Path:
+    """A folder that stands beside the package in a checkout, and travels inside of it in a wheel."""
+    inside = _PACKAGE / name
+    return inside if inside.exists() else _PACKAGE.parent / name
 
 
 def lay_out(folder: Path, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
@@ -20,8 +27,14 @@ def lay_out(folder: Path, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
     for name in ("control", "run", "disk"):
         (folder / name).mkdir(exist_ok=True)
     package = folder / "lib" / "kimisession"
-    shutil.copytree(_NODE, package / "node", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        _PACKAGE / "node", package / "node", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (package / "__init__.py").touch()
+    if any(arg.startswith("@{machine}/scripts/") for step in spec.steps for arg in step.argv):
+        shutil.copytree(shipped("scripts"), folder / "scripts", dirs_exist_ok=True)
+        for script in (folder / "scripts").rglob("*.sh"):
+            script.chmod(0o755)  # not every way of installing a wheel keeps that bit
     (folder / "spec.json").write_text(spec.node_config(), encoding="utf-8")
     for name, text in secrets.items():
         fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

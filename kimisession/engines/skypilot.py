@@ -15,23 +15,29 @@ import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from kimisession.core.launch import LABEL_DEADLINE, LaunchSpec, deadline_label, edit_argv, flags_to_argv
-from kimisession.core.lifecycle import Layer, Observation
+from kimisession.core.launch import LABEL_DEADLINE, LABEL_SESSION, LaunchSpec, deadline_label, edit_argv, flags_to_argv
+from kimisession.core.lifecycle import Layer, Observation, SeenResource
 from kimisession.core.profile import FlagValue
 from kimisession.engines.base import Found
 from kimisession.engines.local_machine import lock_is_held, read_json, write_json
 from kimisession.engines.payload import lay_out
 from kimisession.engines.place import Place, Sight
-from kimisession.engines.task import AUTODOWN_MINUTES, FOLDER, task_config
-from kimisession.engines.tunnel import close_tunnel, open_tunnel
+from kimisession.engines.remote import Remote
+from kimisession.engines.slurm import FOLDER
+from kimisession.engines.task import AUTODOWN_MINUTES, GRACE_S, task_config
+from kimisession.engines.tunnel import close_tunnel, open_endpoint, open_tunnel
 from kimisession.errors import (
+    BudgetRefused,
     DoesNotFit,
     EngineFailed,
     EngineMissing,
@@ -60,6 +66,9 @@ ARM_WITHIN_S = 15 * 60.0
 #: Two empty lists this far apart, after a launch that was broken off: its last request may still have been on its way.
 SETTLE_S = 5.0
 
+#: So many times longer when the launch could not even be cancelled.
+LOST = 6
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 _PROGRESS = logging.getLogger("kimisession.progress")
 
@@ -85,14 +94,14 @@ class SkyPilotEngine:
     """`home` holds what this machine remembers of each session, one folder each; nothing there is needed to find, stop
     or prove gone what exists."""
 
-    def __init__(self, infra: str, home: Path, place: Place) -> None:
-        version = installed()
-        low, high = TESTED
-        if not _numbers(low) <= _numbers(version) < _numbers(high):
-            _PROGRESS.warning("SkyPilot %s was not tested; %s to below %s were", version, low, high)
+    def __init__(
+        self, infra: str, home: Path, place: Place, sdk: Callable[[], Any] | None = None, settle_s: float = SETTLE_S
+    ) -> None:
         self.name = infra
         self.home = home
         self.place = place
+        self.sdk = sdk or _sky
+        self.settle_s = settle_s
         self._seen: dict[str, tuple[float, Observation]] = {}
         self._journals: dict[str, tuple[int, list[dict[str, Any]]]] = {}
 
@@ -137,7 +146,7 @@ class SkyPilotEngine:
             os.close(lock)
 
     def _launch(self, spec: LaunchSpec, folder: Path, payload: Path, spot: bool) -> None:
-        sky = _sky()
+        sky = self.sdk()
         told = _Progress()
         try:
             task = sky.Task.from_yaml_config(task_config(spec, self.name, str(payload), datetime.now(UTC), spot))
@@ -147,14 +156,26 @@ class SkyPilotEngine:
                     task,
                     cluster_name=spec.session_id,
                     idle_minutes_to_autostop=AUTODOWN_MINUTES,
-                    wait_for=_wait_for_jobs(),
+                    wait_for=sky.skylet.autostop_lib.AutostopWaitFor.JOBS,
                     down=True,
                 )
                 write_json(folder / "launch.json", {"request": str(request), "over": False})
-                sky.stream_and_get(request, output_stream=told)
+                _, handle = sky.stream_and_get(request, output_stream=told)
+                usd_per_hour = Decimal(str(handle.launched_resources.get_cost(3600)))
         except Exception as error:
             raise translated(error, self.name) from error
         write_json(folder / "launch.json", {"request": str(request), "over": True})
+        if not spot and usd_per_hour > spec.usd_per_hour:
+            raise BudgetRefused(
+                f"the machine on demand costs ${usd_per_hour:.2f} an hour, and --price allows ${spec.usd_per_hour:.2f}",
+                f"it is being deleted; give --price {usd_per_hour:.2f} or leave --on-demand-fallback out",
+            )
+        if self.name != "slurm":
+            # Its command, not its SDK, writes the entry with which ssh reaches the machine.
+            argv = [sys.executable, "-m", "sky.client.cli.command", "status", spec.session_id]
+            subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+            )
 
     # -- observe -------------------------------------------------------------------------------------------------------
 
@@ -178,13 +199,14 @@ class SkyPilotEngine:
         )
         try:
             sight = self.place.look(session_id, commands)
+            launching = not sight.present and self._launching(session_id, bool(lines or any(sight.files[1:])))
         except Unconfirmed as error:
             return Observation(now, None, error.message)
         layers_text, news = (*sight.files, "", "")[:2]
         whole = news.rfind("\n") + 1
         lines = [*lines, *_lines(news[:whole])]
         self._journals[session_id] = (offset + len(news[:whole].encode()), lines)
-        if not sight.present and self._launching(session_id, bool(lines)):
+        if launching:
             return Observation(now, True, "SkyPilot is launching it")
         keeper = self._keeper(lines, now)
         layers = (keeper, _autodown(layers_text), *sight.layers) if sight.present else ()
@@ -196,6 +218,7 @@ class SkyPilotEngine:
             tuple(lines),
             layers,
             sight.present and self._unguarded(sight, lines, keeper, now),
+            open_endpoint(self._folder(session_id)) if sight.present else "",
         )
 
     @staticmethod
@@ -226,7 +249,7 @@ class SkyPilotEngine:
 
     def _request_runs(self, request: str) -> bool:
         try:
-            found = _sky().api_status([request])
+            found = self.sdk().api_status([request])
         except Exception as error:
             raise Unconfirmed(f"SkyPilot's API server does not say what became of a launch: {_first(error)}") from None
         return any(str(row.status).upper().rsplit(".", 1)[-1] in ("PENDING", "RUNNING", "WAITING") for row in found)
@@ -256,6 +279,7 @@ class SkyPilotEngine:
 
     def base_url(self, session_id: str, port: int) -> str:
         """A local port at the end of a tunnel that reconnects by itself."""
+        self._seen.pop(session_id, None)
         return f"http://127.0.0.1:{open_tunnel(self._folder(session_id), self.ssh_words(session_id), port)}"
 
     def ssh_words(self, session_id: str) -> tuple[str, ...]:
@@ -332,32 +356,42 @@ class SkyPilotEngine:
         if launch is not None and not launch["over"]:
             if asked["empty_at"] is None:
                 write_json(folder / "asked.json", {**asked, "empty_at": time.time()})
-            if asked["empty_at"] is None or time.time() - float(asked["empty_at"]) < SETTLE_S:
+            wait_s = self.settle_s * (1 if launch.get("cancelled") else LOST)
+            if asked["empty_at"] is None or time.time() - float(asked["empty_at"]) < wait_s:
                 raise NotYetGone("nothing is there; looking once more, for its launch was broken off")
         self._forget(session_id)
 
     def _cancel_launch(self, session_id: str) -> None:
         folder = self._folder(session_id)
         launch = read_json(folder / "launch.json")
-        if launch is None or launch["over"] or launch.get("cancelled"):
+        if launch is None or launch["over"] or "cancelled" in launch:
             return
-        sky = _sky()
+        request, sky, cancelled = str(launch["request"]), self.sdk(), True
         try:
             with contextlib.redirect_stdout(_Progress()):
-                sky.get(sky.api_cancel([str(launch["request"])], silent=True))
+                try:
+                    sky.get(sky.api_cancel([request], silent=True))
+                except Exception:
+                    # A server that died in this very process is taken for alive by its client: start it by name.
+                    sky.api_start()
+                    sky.get(sky.api_cancel([request], silent=True))
         except Exception as error:
-            raise Unconfirmed(f"SkyPilot's launch could not be cancelled: {_first(error)}") from None
-        write_json(folder / "launch.json", {**launch, "cancelled": True})
+            # The job is ended all the same. Should a worker of the dead server still create one, it finds the request to
+            # stop where it begins, and the next command finds the job.
+            _PROGRESS.warning("SkyPilot's launch could not be cancelled: %s", _first(error))
+            cancelled = False
+        write_json(folder / "launch.json", {**launch, "cancelled": cancelled})
 
     def _forget(self, session_id: str) -> None:
         """It is gone: close what is ours here, and let SkyPilot look, so that its record goes too."""
         folder = self._folder(session_id)
         if not (folder / "session.json").exists():
             return
+        _PROGRESS.info("having SkyPilot look whether its record of %s can go", session_id)
         close_tunnel(folder)
         (folder / "ssh_config").unlink(missing_ok=True)
         try:
-            forget_record(session_id)
+            _forget_record(self.sdk(), session_id)
         except Exception as error:  # its record is not the truth, and costs nothing
             _PROGRESS.warning("SkyPilot keeps a record of what is gone: %s", _first(error))
         (folder / "session.json").unlink(missing_ok=True)
@@ -366,12 +400,10 @@ class SkyPilotEngine:
         return self.home / session_id
 
 
-def forget_record(cluster: str) -> None:
-    """Have SkyPilot look whether a cluster is there, which removes the record of one that is not; end it if it is. Raises
-    what SkyPilot raises."""
-    sky = _sky()
+def _forget_record(sky: Any, cluster: str) -> None:
+    """Have SkyPilot look whether a cluster is there, which removes the record of one that is not; end it if it is."""
     with contextlib.redirect_stdout(_Progress()):
-        records = sky.get(sky.status([cluster], refresh=_status_force()))
+        records = sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
         if records:
             sky.get(sky.down(cluster))
 
@@ -456,27 +488,114 @@ def _sky() -> Any:
     """SkyPilot's SDK, imported on first use. Raises EngineMissing."""
     installed()
     os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
-    import sky
+    # Its log handlers keep the standard output that they find when they are made, and ours is for data.
+    with contextlib.redirect_stdout(_Progress()):
+        import sky.skylet.autostop_lib
 
     return sky
 
 
-def _wait_for_jobs() -> Any:
-    from sky.skylet.autostop_lib import AutostopWaitFor
+class SkyPlace:
+    """GCP and Kubernetes as SkyPilot tells them: its status, refreshed from the cloud, and its ssh entry of the machine. What
+    SkyPilot lost track of is not seen here."""
 
-    return AutostopWaitFor.JOBS
+    def __init__(self, infra: str) -> None:
+        self.infra = infra
+        self._began: dict[str, datetime] = {}
+
+    def check(self, spec: LaunchSpec) -> None:
+        """SkyPilot itself refuses a place that it has no access to."""
+
+    def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
+        """By the machine itself where ssh reaches it, else by SkyPilot's refreshed status."""
+        there = self.desk(session_id)
+        if there is not None and session_id in self._began:
+            with contextlib.suppress(Unconfirmed):
+                return self._sight(session_id, "ssh reaches it", _ask(there, commands))
+        records = self._records(session_id)
+        if not records:
+            return Sight(False, f"SkyPilot asked {self.infra} and found nothing of it")
+        self._began[session_id] = datetime.fromtimestamp(records[0]["launched_at"], UTC)
+        files: tuple[str, ...] = ()
+        if (there := self.desk(session_id)) is not None:
+            with contextlib.suppress(Unconfirmed):
+                files = _ask(there, commands)
+        return self._sight(session_id, f"SkyPilot says {records[0]['status'].value}", files)
+
+    def _sight(self, session_id: str, why: str, files: tuple[str, ...]) -> Sight:
+        began = self._began[session_id]
+        resource = SeenResource(f"{self.infra}/{session_id}", "machine", began, None, why)
+        return Sight(True, why, (resource,), (), began, files)
+
+    def _records(self, session_id: str) -> list[dict[str, Any]]:
+        sky = _sky()
+        try:
+            with contextlib.redirect_stdout(_Progress()):
+                names = [session_id] if session_id else None
+                return list(sky.get(sky.status(names, refresh=sky.StatusRefreshMode.FORCE)))
+        except Exception as error:
+            raise Unconfirmed(f"SkyPilot could not ask {self.infra}: {_first(error)}", "sky status -r") from None
+
+    def find(self) -> tuple[Found, ...]:
+        """What SkyPilot has a record of, with our labels."""
+        found = []
+        for record in self._records(""):
+            labels = dict(record.get("labels") or {})
+            if LABEL_SESSION in labels:
+                found.append(Found(labels[LABEL_SESSION], labels, datetime.fromtimestamp(record["launched_at"], UTC)))
+        return tuple(found)
+
+    def desk(self, session_id: str) -> Remote | None:
+        """The machine, by SkyPilot's entry in ssh's configuration."""
+        config = Path(f"~/.sky/generated/ssh/{session_id}").expanduser()
+        return Remote(("-F", str(config), session_id)) if config.exists() else None
+
+    def ssh_config(self, session_id: str, names: tuple[str, ...]) -> str:
+        """SkyPilot's entry under our names."""
+        try:
+            entry = Path(f"~/.sky/generated/ssh/{session_id}").expanduser().read_text(encoding="utf-8")
+        except OSError:
+            raise EngineFailed(f"SkyPilot has no ssh entry for {session_id}", f"sky status {session_id}") from None
+        lines = [line for line in entry.splitlines() if "KnownHostsFile" not in line]
+        return "\n".join(f"Host {' '.join(names)}" if line == f"Host {session_id}" else line for line in lines) + "\n"
+
+    def prolong(self, session_id: str, deadline: datetime, labels: Mapping[str, str]) -> None:
+        """The machine's own timer, where it has one."""
+        there = self.desk(session_id)
+        if there is None:
+            raise UsageMistake(f"session {session_id} cannot be reached", "kimisession status")
+        arm = f"{FOLDER}/{session_id}/scripts/deadline/arm.sh"
+        moment = int(deadline.timestamp()) + GRACE_S
+        there.run(f"[ ! -e {arm} ] || sudo {arm} --deadline {moment}")
+
+    def end(self, session_id: str, force: bool) -> None:
+        """By SkyPilot."""
+        sky = _sky()
+        try:
+            with contextlib.redirect_stdout(_Progress()):
+                sky.get(sky.down(session_id))
+        except Exception as error:
+            raise Unconfirmed(f"SkyPilot could not delete it: {_first(error)}", f"sky down {session_id}") from None
 
 
-def _status_force() -> Any:
-    from sky import StatusRefreshMode
-
-    return StatusRefreshMode.FORCE
+def _ask(there: Remote, commands: tuple[str, ...]) -> tuple[str, ...]:
+    mark = "@@kimisession@@"
+    told = there.run("".join(f"echo {mark}; {command}\n" for command in commands) + "exit 0")
+    return tuple(told.split(f"{mark}\n")[1:])
 
 
 @functools.cache
 def skypilot_engine(infra: str, home: Path) -> SkyPilotEngine:
-    """The engine of a place, one a process: what it has seen is not asked twice."""
-    makers: dict[str, Callable[[], Place]] = {"slurm": _slurm}
+    """The engine of a place, one a process: what it has seen is not asked twice. Raises EngineMissing."""
+    version = installed()
+    low, high = TESTED
+    if not _numbers(low) <= _numbers(version) < _numbers(high):
+        _PROGRESS.warning("SkyPilot %s was not tested; %s to below %s were", version, low, high)
+    makers: dict[str, Callable[[], Place]] = {
+        "slurm": _slurm,
+        "gcp": lambda: SkyPlace("gcp"),
+        "kubernetes": lambda: SkyPlace("kubernetes"),
+    }
     return SkyPilotEngine(infra, home, makers[infra]())
 
 

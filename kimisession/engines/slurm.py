@@ -4,6 +4,7 @@ A session's job carries its labels in the job's comment, from `sbatch` on. Which
 `~/.slurm/config`, in the form of ssh's configuration.
 """
 
+import json
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ from kimisession.errors import DoesNotFit, EngineFailed, Unconfirmed, UsageMista
 
 #: SkyPilot's list of clusters.
 CONFIG = Path("~/.slurm/config")
+
+#: Where a machine's folder is, as a shell sees it. On Slurm it is not in the job's home, which SkyPilot deletes with the job,
+#: but in the user's: the journal, and with it the reason of the end, stays readable.
+FOLDER = "~/.kimisession"
 
 #: States in which a job has ended (squeue(1), job state codes). Any other still holds, or may yet hold, its nodes.
 ENDED = frozenset(
@@ -84,7 +89,7 @@ class SlurmPlace:
         self.config = (config or CONFIG).expanduser()
 
     def check(self, spec: LaunchSpec) -> None:
-        """There is a cluster, and the one that the profile names is there. Raises DoesNotFit."""
+        """There is a cluster, the one that the profile names, and its login node answers. Raises DoesNotFit."""
         known = clusters(self.config)
         if not known:
             raise DoesNotFit(
@@ -100,19 +105,20 @@ class SlurmPlace:
     def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
         """By squeue on every cluster. Raises Unconfirmed when one of them cannot be asked and no other has the job."""
         silent: Unconfirmed | None = None
+        own = f"cat {FOLDER}/{session_id}/run/job.json 2>/dev/null"
         files: tuple[str, ...] = ()
         ended: list[SlurmJob] = []
         for cluster in clusters(self.config):
             try:
-                look = self.ask(cluster, commands)
+                look = self.ask(cluster, (*commands, own))
             except Unconfirmed as error:
                 silent = error
                 continue
             jobs = [job for job in look.jobs if job.labels[LABEL_SESSION] == session_id]
             if any(job.live for job in jobs):
-                return _sight(jobs, look.files)
-            ended += jobs
-            files = files if any(files) else look.files
+                return _sight(jobs, look.files[:-1])
+            ended += jobs or _remembered(cluster, look.files[-1])
+            files = files if any(files) else look.files[:-1]
         if silent is not None:
             raise silent
         return _sight(ended, files)
@@ -211,10 +217,20 @@ class SlurmPlace:
         self.login(job.cluster).run(f"scontrol update JobId={job.id} {field}={shlex.quote(value)}")
 
 
+def _remembered(cluster: str, text: str) -> list[SlurmJob]:
+    """The job as it wrote itself down at its end; Slurm forgets it minutes later. It had its node some seconds longer."""
+    try:
+        told = json.loads(text)
+        began, ended = (datetime.fromtimestamp(int(told[key]), UTC) for key in ("began", "ended"))
+        return [SlurmJob(cluster, str(int(told["id"])), "COMPLETED", "", began, began, ended, "", {})]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
 def _sight(jobs: list[SlurmJob], files: tuple[str, ...]) -> Sight:
     live = [job for job in jobs if job.live]
     resources = tuple(
-        SeenResource(f"slurm/{job.cluster}/{job.id}", "machine", job.began, job.ended, f"squeue says {job.state}")
+        SeenResource(f"slurm/{job.cluster}/{job.id}", "machine", job.began, job.ended, f"Slurm: {job.state}")
         for job in jobs
         if job.began
     )

@@ -11,17 +11,13 @@ from typing import Any
 
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.profile import Slurm
-from kimisession.engines.slurm import comment_of
+from kimisession.engines.slurm import FOLDER, comment_of
 
 #: SkyPilot's own autodown, once nothing is left in the job queue. Its timer knows whole minutes only.
 AUTODOWN_MINUTES = 1
 
 #: After the last cap of ours the kernel of the node gets this long before anything outside of us acts.
 GRACE_S = 120
-
-#: Where a machine's folder is, as a shell on the machine sees it. On Slurm it is not in the job's home, which SkyPilot
-#: deletes with the job, but in the user's: the journal, and with it the reason of the end, stays readable.
-FOLDER = "~/.kimisession"
 
 _PATH = re.compile(r"(?:[A-Za-z0-9._~+@%=/-]|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)*")
 _MODULE = re.compile(r"[A-Za-z0-9._+/-]+")
@@ -57,19 +53,36 @@ fail() {{
 }}
 """
 
+# The machine's own end first, before anything takes time; then without the variables that GIB may have left in this shell.
+_ARM_GCP = """\
+[ ! -e "$machine/scripts" ] || sudo "$machine/scripts/deadline/arm.sh" --deadline {deadline} \\
+  --script "$machine/lib/kimisession/node/deadline.py" >> "$machine/run/deadline.log" 2>&1 \\
+  || fail "the machine's own deadline could not be armed: $(tail -n 1 "$machine/run/deadline.log" | tr -d '\\"')"
+"""
+
 _TAIL = """\
 python=$(cat "${{SKY_RUNTIME_DIR:-$HOME}}/.sky/python_path" 2>/dev/null || echo python3)
 ( "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
   mv "$machine/run/.layers" "$machine/run/layers.json" ) < /dev/null &
-PYTHONPATH="$machine/lib" timeout -k 30 {longest_s} "$node_python" -m kimisession.node.job "$machine" \\
+PYTHONPATH="$machine/lib" {without}timeout -k 30 {longest_s} "$node_python" -m kimisession.node.job "$machine" \\
   < /dev/null > "$machine/run/job.log" 2>&1
 end $?
+"""
+
+# Slurm forgets a job minutes after its end: what it was is left in the user's home, beside the journal.
+_BEGIN_SLURM = """\
+job() {{
+  printf '{{"id":"%s","began":%s,"ended":%s}}\\n' "$SLURM_JOB_ID" "$began" "$1" > "$machine/run/.job" &&
+    mv "$machine/run/.job" "$machine/run/job.json"
+}}
+began=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %S)
+job null
 """
 
 # A user may shorten a job: from here on slurmctld ends it, whatever happens to the processes on the node. Then, in order:
 # the batch script that SkyPilot wrote cleans up on TERM, once no other step is left, so this one ends too.
 _END_SLURM = """\
-  began=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %S)
+  job "$(date +%s)"
   scontrol update JobId="$SLURM_JOB_ID" TimeLimit=$(( ($(date +%s) - began) / 60 + 2 ))
   scancel --signal=TERM --full "$SLURM_JOB_ID\""""
 
@@ -123,10 +136,14 @@ def sbatch_options(spec: LaunchSpec, now: datetime) -> dict[str, str]:
 def run_script(spec: LaunchSpec, infra: str) -> str:
     """The task's `run`: bash, on the machine. Raises ValueError as `task_config` does."""
     longest_s = int(spec.placement.longest_s or spec.limits.duration_s) + GRACE_S
-    tail = f"read_back=$(cat <<'END'\n{_READ_BACK}END\n)\n" + _TAIL.format(longest_s=longest_s)
+    gib = any(step.name == "gib" for step in spec.steps)
+    without = '"$machine/scripts/hooks/gib.sh" exec ' if gib else ""
+    tail = f"read_back=$(cat <<'END'\n{_READ_BACK}END\n)\n" + _TAIL.format(longest_s=longest_s, without=without)
     if infra != "slurm":
         machine = f'"$HOME"/.kimisession/{spec.session_id}'
-        return _HEAD.format(machine=machine, release="", end="  true") + tail
+        head = _HEAD.format(machine=machine, release="", end="  true")
+        deadline = int(spec.deadline.timestamp()) + GRACE_S
+        return head + (_ARM_GCP.format(deadline=deadline) if infra == "gcp" else "") + tail
     machine = f'"$(getent passwd "$(id -u)" | cut -d: -f6)"/.kimisession/{spec.session_id}'
     slurm = spec.placement.slurm
     release = f' "{_checked(slurm.scratch)}/kimisession-{spec.session_id}"' if slurm.scratch else ""
@@ -137,9 +154,11 @@ def run_script(spec: LaunchSpec, infra: str) -> str:
 def _slurm_site(session_id: str, slurm: Slurm) -> str:
     """Move in, and make the site's software ready, inside the job."""
     lines = [
+        # The folder first: whatever fails from here on is told in its journal.
         'mkdir -p -m 700 "${machine%/*}" && mkdir -p "$machine/run" "$machine/control"',
         # control/ may hold a request to stop from before the job began: it is kept.
         f'cp -R ~/.kimisession/{session_id}/. "$machine/" && rm -rf ~/.kimisession/{session_id}',
+        _BEGIN_SLURM.format().rstrip(),
         '[ -e "$machine/spec.json" ] || fail "the files of the session did not arrive"',
     ]
     if slurm.scratch:

@@ -49,6 +49,12 @@ def open_tunnel(folder: Path, words: tuple[str, ...], port: int) -> int:
     raise KimiError(f"no tunnel to the session within {OPEN_WITHIN_S:.0f} s: {told[0] if told else 'ssh said nothing'}")
 
 
+def open_endpoint(folder: Path) -> str:
+    """The base URL at the tunnel's near end; empty when none was opened."""
+    order = _order(folder)
+    return f"http://127.0.0.1:{order['local']}" if order else ""
+
+
 def close_tunnel(folder: Path) -> None:
     """Tell the tunnel to end. Repeatable."""
     (folder / "tunnel.json").unlink(missing_ok=True)

@@ -137,7 +137,8 @@ class Load:
         return tuple(dict.fromkeys((1, *self.concurrent)))
 
     def body(self, model: str, number: str) -> bytes:
-        """The JSON of one request. Each begins differently: else the prefix cache would answer for the prefill."""
+        """The JSON of one request. `number` comes first and in no other request: the prefix cache keeps blocks of 16
+        tokens and more, and would else answer for the prefill."""
         return json.dumps(
             {
                 "model": model,
@@ -369,13 +370,13 @@ def measure(endpoint: Endpoint, model: str, load: Load, told: Told = no_news) ->
     began_at = datetime.now(timezone.utc)
     version = engine_version(endpoint)
     told(0, 0, 1)
-    first = read_sample(ask(endpoint, load.body(model, f"{run}-0")))
+    first = read_sample(ask(endpoint, load.body(model, f"0-{run}")))
     if first.failure:
         raise NoAnswer(first.failure)
     passes = []
     numbers = itertools.count(1)
     for at_once in load.passes:
-        bodies = [load.body(model, f"{run}-{next(numbers)}") for _ in range(load.rounds * at_once)]
+        bodies = [load.body(model, f"{next(numbers)}-{run}") for _ in range(load.rounds * at_once)]
         passes.append(measure_pass(endpoint, bodies, at_once, told))
     return {
         "began_at": began_at.isoformat(),

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kimisession.node.manifest import PULLED, SEAL, Manifest, ManifestError, decode
-from kimisession.node.pull_crew import TRIES, Crew, backoff_s, plan, say
+from kimisession.node.pull_crew import ABREAST, TRIES, Crew, backoff_s, plan, say
 from kimisession.node.pull_place import (
     INTERRUPTED,
     JOURNAL,
@@ -102,7 +102,7 @@ def pull(url: str, folder: Path, processes: int, threads: int, spread: Sequence[
                 (folder / PULLED).unlink()
             prepare(folder, spread or [folder], manifest)
             # What an earlier boot wrote may not have reached the disk: then every part is read back.
-            jobs = plan(folder, manifest, all_kept=whole)
+            jobs = plan(folder, manifest, whole, min(ABREAST, processes * threads))
             crew = Crew(url, folder, manifest, jobs, processes, threads)
             fetched = crew.run()
             write_marker(folder, manifest)

@@ -133,5 +133,5 @@ def test_a_key_is_printed_where_it_was_asked_for_and_written_nowhere_that_outliv
     bodies = " ".join(row[0] for row in store._db.execute("SELECT body FROM events"))
     store.close()
     assert "api_key" not in bodies
-    assert not [path for path in home.state.rglob("api_key*")]
+    assert not list(home.state.rglob("api_key*"))
     assert list((home.state / "keys").iterdir()) == []

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,13 @@ def test_a_wish_is_met_with_the_cheapest_changes_and_the_command_for_it(tmp_path
     assert "kimisession start kimi-k2.5 --set decode-context-parallel-size=8 --set max-model-len=65536" in said
 
 
+def test_a_larger_gpu_is_named_as_start_knows_it(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "kimi-k2.5", "--context", "256k", "--concurrency", "4")
+    assert done.stdout.startswith("kimi-k2.5 on H100-NVL x 8")
+    assert "--gpus H100-NVL:8" in done.stderr
+    assert "that is not for H100-NVL" in " ".join(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -126,6 +134,35 @@ def test_the_quota_of_the_dead_deployment_is_refused_with_one_that_is_enough(tmp
     assert done.returncode == 5
     assert "loading dies between layer 36 and 52" in done.stderr
     assert "raise the quota to 830 GiB" in done.stderr
+
+
+def test_a_price_list_on_this_machine_is_used_and_its_age_shown(tmp_path: Path) -> None:
+    catalog = tmp_path / ".sky/catalogs/v8/gcp/vms.csv"
+    catalog.parent.mkdir(parents=True)
+    catalog.write_text(
+        "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice\n"
+        "a3-highgpu-8g,208.0,1872.0,,,,us-central1,us-central1-a,9.46006,2.88933\n"
+        ",,,H100,8,H100,us-central1,us-central1-a,78.0,23.0\n",
+        encoding="utf-8",
+    )
+    then = time.time() - 3 * 3600
+    os.utime(catalog, (then, then))
+    found = data(tmp_path, "kimi-k2.5")
+    assert found["price"] == {
+        "usd_per_hour": "25.88933",
+        "ground": "us-central1-a, spot, a3-highgpu-8g; SkyPilot's catalog of 3 hours ago",
+    }
+    catalog.unlink()
+    assert data(tmp_path, "kimi-k2.5")["price"] == found["price"]
+
+
+def test_manifests_are_printed_for_kubernetes(tmp_path: Path) -> None:
+    said = run(tmp_path, "plan", "kimi-k2.5-kt", "--manifests").stdout
+    assert [line for line in said.splitlines() if line.startswith("kind:")] == [
+        'kind: "PersistentVolumeClaim"',
+        'kind: "Job"',
+        'kind: "Job"',
+    ]
 
 
 def test_explain_shows_the_arithmetic_with_sources(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from types import ModuleType
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from kimisession.node import policy
 from policy_rows import ROWS
+
+from kimisession.node import policy
 
 SOURCE = Path(policy.__file__).read_text(encoding="utf-8")
 _RULE = re.compile(r"    \(Reason\.(\w+), (\w+)\),\n")

@@ -144,7 +144,7 @@ NODE = sorted((PACKAGE / "node").glob("*.py"))
 def test_a_node_file_is_written_in_python_3_9(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
     annotated = any(
-        isinstance(n, ast.AnnAssign | ast.arg) and n.annotation or isinstance(n, ast.FunctionDef) and n.returns
+        (isinstance(n, ast.AnnAssign | ast.arg) and n.annotation) or (isinstance(n, ast.FunctionDef) and n.returns)
         for n in ast.walk(tree)
     )
     lazy = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in ast.walk(tree))

@@ -99,9 +99,9 @@ def test_a_stand_in_never_goes_by_the_models_own_name() -> None:
     assert make_quote(PROFILE, choices(), NOON).served_name == "kimi-k2.5-stand-in"
 
 
-def test_a_session_of_ones_own_machine_does_not_watch_its_terminals() -> None:
+def test_terminals_count_only_on_a_machine_that_is_the_sessions_alone() -> None:
     def watches(infra: str) -> bool:
         spec = launch_spec(make_quote(PROFILE, choices(infra=infra), NOON), "x", "me")
         return spec.limits.watch_terminals
 
-    assert (watches("local"), watches("gcp")) == (False, True)
+    assert (watches("local"), watches("slurm"), watches("gcp")) == (False, False, True)

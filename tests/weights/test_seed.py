@@ -114,6 +114,19 @@ def test_a_flipped_byte_is_read_again_and_never_sealed(weights: Path, bucket: Fo
     assert same_files(weights, bucket.path)
 
 
+def test_a_byte_that_changes_in_the_store_before_the_seal_is_not_sealed(weights: Path, bucket: FolderBucket) -> None:
+    def spoil(name: str, offset: int, chunk: memoryview) -> int:
+        if name == "model-00001-of-00004.safetensors" and not offset:  # the last; the first is stored already
+            stored = bucket.path / "model-00004-of-00004.safetensors"
+            stored.write_bytes(stored.read_bytes()[:-1] + b"?")
+        return len(chunk)
+
+    with pytest.raises(Corrupt, match="model-00004"):
+        bring(WatchedSource(weights, spoil), bucket, streams=1)
+    with pytest.raises(NotSeeded):
+        read_seal(bucket)
+
+
 def test_a_source_that_stays_wrong_ends_without_a_seal_and_without_the_file(
     weights: Path, bucket: FolderBucket
 ) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal
 
-from kimisession.core.catalog import Accelerator
+from kimisession.core.catalog import ACCELERATORS, Accelerator
 from kimisession.core.durations import parse_duration
 from kimisession.core.plan.advice import Advice, advise
 from kimisession.core.plan.coldstart import ColdStartPlan, cold_start
@@ -122,6 +122,10 @@ def plan_session(question: Question) -> SessionPlan:
         history=question.history,
     )
     price, ground = _price(question)
+    if holding.gpu:
+        ground += (
+            f"; that is not for {holding.gpu}: kimisession plan {profile.name} --gpus {holding.gpu}:{question.count}"
+        )
     hours = Decimal(question.duration_s or parse_duration(profile.limits.duration)) / 3600
     return SessionPlan(
         question=question,
@@ -188,8 +192,14 @@ def _holding(question: Question) -> Holding:
         return Holding(fit.verdict, fit.reason, fit=fit, advice=advice)
     changes = changed_flags(setup, advice.setup)
     version = advice.setup.engine_version if advice.setup.engine_version != engine.version else ""
-    other = advice.gpu.name if advice.gpu.name != gpu.name else ""
+    other = _catalogued(advice.gpu.name) if advice.gpu.name != gpu.name else ""
     return Holding(advice.reached, advice.sentence, advice.fit, None, None, advice, changes, version, other)
+
+
+def _catalogued(name: str) -> str:
+    """The name under which `--gpus` knows a GPU of the plan's own table."""
+    known = ((a.name, gpu_named(a.name)) for a in ACCELERATORS if a.architecture != "cpu")
+    return next((ours for ours, gpu in known if gpu is not None and gpu.name == name), name)
 
 
 def _host_holding(question: Question, card: ModelCard) -> Holding:

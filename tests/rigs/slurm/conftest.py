@@ -1,11 +1,12 @@
 """One world for the whole run, and a table of what was measured against what was written down."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from bounds import bound
+from bounds import PATIENCE, bound
 from rig import RIGS, World
 
 Measure = Callable[[str, float], None]
@@ -40,7 +41,8 @@ def measure() -> Iterator[Measure]:
         assert seconds <= limit.latest_s, f"{case}: {seconds:.1f} s from {limit.from_}, at most {limit.latest_s:g}"
 
     yield one
-    print(f"\n{'case':58} {'ended by':22} {'seconds':>8} {'at most':>8}  from")
+    print(f"\nbounds x {PATIENCE:g}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{'case':58} {'ended by':22} {'seconds':>8} {'at most':>8}  from")
     for case, layer, since, seconds, latest in rows:
         print(f"{case:58} {layer:22} {seconds:8.1f} {latest:8g}  {since}")
     (RIGS / "slurm" / "last.json").write_text(json.dumps({"at": time.time(), "rows": rows}, indent=1))

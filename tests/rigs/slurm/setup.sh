@@ -9,7 +9,7 @@ rigs=$checkout/.cache/rigs
 version=0.14.1
 if [ ! -e "$rigs/venv/$version.done" ]; then
     "${PYTHON:-python3}" -m venv "$rigs/venv"
-    "$rigs/venv/bin/pip" install -q -e "$checkout" "skypilot[gcp,kubernetes,slurm]==$version" uv
+    "$rigs/venv/bin/pip" install -q -e "$checkout" "skypilot[gcp,kubernetes,slurm]==$version" uv pytest
     touch "$rigs/venv/$version.done"
 fi
 if [ ! -e "$rigs/slurm/image.done" ]; then

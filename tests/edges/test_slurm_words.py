@@ -1,0 +1,92 @@
+"""What squeue prints, and what it means. The lines are those of Slurm 22.05."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kimisession.core.launch import session_labels
+from kimisession.engines.slurm import Look, SlurmPlace, _job, clusters, comment_of, labels_of
+from kimisession.errors import DoesNotFit, Unconfirmed
+
+LABELS = session_labels("demo-0123abcd", "demo", "me", datetime(2026, 11, 21, 3, tzinfo=UTC))
+COMMENT = comment_of(LABELS)
+RUNNING = f"7|RUNNING|1795223500|1795223507|1795230707|1:59:30|rig|{COMMENT}"
+PENDING = f"7|PENDING|1795223500|N/A|N/A|2:02:00||{COMMENT}"
+COMPLETED = f"7|COMPLETED|1795223500|1795223507|1795223600|1:58:27|rig|{COMMENT}"
+CANCELLED_WAITING = f"7|CANCELLED|1795223500|1795223507|1795223507|2:02:00||{COMMENT}"
+
+
+class Told(SlurmPlace):
+    """A place whose clusters answer with these lines; None does not answer."""
+
+    def __init__(self, tmp_path: Path, **told: "list[str] | None") -> None:
+        config = tmp_path / "config"
+        config.write_text("".join(f"Host {name}\n    User me\n" for name in told))
+        super().__init__(config)
+        self.told = told
+
+    def ask(self, cluster: str, commands: tuple[str, ...] = ()) -> Look:
+        lines = self.told[cluster]
+        if lines is None:
+            raise Unconfirmed(f"{cluster} cannot be reached")
+        return Look(tuple(_job(cluster, line) for line in lines), tuple("" for _ in commands))
+
+
+def test_a_comment_brings_the_labels_back() -> None:
+    assert labels_of(COMMENT) == LABELS
+    assert labels_of("somebody else's, comment=1") == {}
+
+
+def test_a_running_job_is_there_since_it_got_its_node(tmp_path: Path) -> None:
+    sight = Told(tmp_path, a=[RUNNING]).look("demo-0123abcd")
+    assert sight.present
+    assert [r.id for r in sight.resources] == ["slurm/a/7"]
+    assert sight.since == datetime.fromtimestamp(1795223507, UTC)
+    assert sight.layers[0].armed
+
+
+def test_a_job_that_waits_is_there_and_costs_nothing(tmp_path: Path) -> None:
+    sight = Told(tmp_path, a=[PENDING]).look("demo-0123abcd")
+    assert sight.present
+    assert sight.resources == ()
+
+
+def test_the_end_is_slurms_own_second(tmp_path: Path) -> None:
+    sight = Told(tmp_path, a=[COMPLETED]).look("demo-0123abcd")
+    assert not sight.present
+    assert sight.resources[0].ended == datetime.fromtimestamp(1795223600, UTC)
+
+
+def test_a_job_that_was_cancelled_while_it_waited_never_cost_anything(tmp_path: Path) -> None:
+    sight = Told(tmp_path, a=[CANCELLED_WAITING]).look("demo-0123abcd")
+    assert (sight.present, sight.resources) == (False, ())
+
+
+def test_gone_is_not_said_while_one_cluster_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(Unconfirmed, match="cannot be reached"):
+        Told(tmp_path, a=[], b=None).look("demo-0123abcd")
+    assert Told(tmp_path, a=[RUNNING], b=None).look("demo-0123abcd").present
+
+
+def test_another_sessions_job_is_not_this_ones(tmp_path: Path) -> None:
+    place = Told(tmp_path, a=[RUNNING])
+    assert not place.look("other-0123abcd").present
+    assert [found.session_id for found in place.find()] == ["demo-0123abcd"]
+
+
+def test_a_line_that_is_not_understood_is_never_taken_for_an_empty_list(tmp_path: Path) -> None:
+    with pytest.raises(Unconfirmed, match="not understood"):
+        Told(tmp_path, a=["7|RUNNING"]).look("demo-0123abcd")
+
+
+def test_the_clusters_are_those_that_skypilot_lists(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host *\n  User me\nHost alpha beta\n  HostName 10.0.0.1\n")
+    assert clusters(config) == ("alpha", "beta")
+    assert clusters(tmp_path / "missing") == ()
+
+
+def test_without_a_cluster_the_start_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFit, match="knows no Slurm cluster"):
+        SlurmPlace(tmp_path / "missing").check(None)  # type: ignore[arg-type]
