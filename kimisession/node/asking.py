@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from typing import Any, Callable, Generic, Optional, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from kimisession.node.traffic import Counters, read_metrics
 
@@ -99,7 +99,7 @@ def scrape(kind: str, port: int, key: str, timeout_s: float) -> Counters:
     return read_metrics(kind, _request(port, "GET", "/metrics", key, None, timeout_s).decode("utf-8", "replace"))
 
 
-def first_completion(kind: str, port: int, key: str, model: str, timeout_s: float) -> tuple[int, Optional[Counters]]:
+def first_completion(kind: str, port: int, key: str, model: str, timeout_s: float) -> tuple[int, Counters | None]:
     """Ask for one short completion, which is what READY means, then wait until the counters show it, so that the
     keeper's own question is never taken for a user's. Returns the tokens that came and the counters after it, None
     when those cannot be read: then traffic is unknown, which has a deadline of its own."""
@@ -116,7 +116,7 @@ def first_completion(kind: str, port: int, key: str, model: str, timeout_s: floa
         raise OSError("the first completion came back empty")
     until = time.monotonic() + 3
     while True:
-        counters: Optional[Counters] = None
+        counters: Counters | None = None
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             counters = scrape(kind, port, key, 2)
         shown = counters is not None and counters.finished >= 1 and not counters.running

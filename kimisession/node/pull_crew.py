@@ -73,7 +73,7 @@ def plan(folder: Path, manifest: Manifest, all_kept: bool, abreast: int) -> list
     each other's lock on it, so each connection has a file of its own as long as there are enough.
     """
     kept = set() if all_kept else read_journal(folder, manifest.digest)
-    numbered = []
+    numbered: list[list[Job]] = []
     for entry in manifest.files:
         first = numbered[-1][-1].number + 1 if numbered else 0
         jobs = [
