@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: test-slurm sky rehearse test check lint types format core setup lock clean
+.PHONY: test-vllm test-slurm sky rehearse test check lint types format core setup lock clean
 
 rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
 ifeq ($(ENGINE),vllm)
@@ -25,6 +25,10 @@ types: setup
 
 core: setup
 	@$(BIN)/pytest tests
+
+test-vllm: setup ## the adapters, the rehearsal's model and the keeper on real vLLM, on the CPU
+	@scripts/setup-vllm-cpu.sh .venv-vllm
+	@$(BIN)/pytest tests/rigs/vllm
 
 test-slurm: setup ## sessions through real SkyPilot on a real Slurm, as root (ALL=1: the cases that take minutes as well)
 	@PYTHON="$(PYTHON)" tests/rigs/slurm/setup.sh
