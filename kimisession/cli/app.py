@@ -62,7 +62,10 @@ def _duration(flag: str, text: str | None) -> int | None:
     try:
         return parse_duration(text)
     except ValueError as mistake:
-        raise UsageMistake(f"--{flag}: {mistake}", f"for example --{flag} 20m") from None
+        word = f"--{flag}" if flag else "ADDED"
+        raise UsageMistake(
+            f"{word}: {mistake}", f"for example {word} 20m" if flag else "for example extend 20m"
+        ) from None
 
 
 def _dollars(flag: str, text: str | None) -> Decimal | None:
@@ -269,6 +272,17 @@ def start(
             on_demand_fallback=on_demand_fallback,
             webhook_file=webhook_file or said["webhook_file"],
             sets=tuple(sets or ()),
+            typed=tuple(
+                flag
+                for flag, value in (
+                    ("--duration", duration),
+                    ("--budget", budget),
+                    ("--price", price),
+                    ("--gpus", gpus),
+                    ("--set", sets or None),
+                )
+                if value is not None
+            ),
             yes=yes,
             dry_run=dry_run,
             json=json,

@@ -202,8 +202,9 @@ def receipt(session: Session, now: datetime) -> None:
     rows = []
     if began:
         rows.append(("began", show.moment(began)))
-    if session.ready_at and began:
-        rows.append(("ready", f"{show.moment(session.ready_at)}, after {span(seconds_since(began, session.ready_at))}"))
+    if session.first_ready_at and began:
+        after = span(seconds_since(began, session.first_ready_at))
+        rows.append(("ready", f"{show.moment(session.first_ready_at)}, after {after}"))
     if ended:
         rows.append(("ended", f"{show.moment(ended)}  {why_text(session)}"))
     else:

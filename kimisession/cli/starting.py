@@ -56,6 +56,7 @@ class StartOptions:
     on_demand_fallback: bool
     webhook_file: str | None
     sets: tuple[str, ...]
+    typed: tuple[str, ...]  # flags on this command line that only a new session can obey
     yes: bool
     dry_run: bool
     json: bool
@@ -72,7 +73,7 @@ def run_start(options: StartOptions) -> None:
     try:
         resumed = controller.resume(name)
         if resumed is not None:
-            _resume(controller, resumed, profile.name, options.json)
+            _resume(controller, resumed, profile.name, options.json, options.typed)
             return
         quote = _quote(profile, options, name, infra, controller.ports_in_use())
         fit = _check_plan(quote, options.force_fit)
@@ -135,12 +136,21 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
     return _checked(lambda: make_quote(profile, choices, utc_now()), "--duration")
 
 
+#: What a session decides itself: where the engine listens, under which key and name, and what it serves.
+OURS = ("host", "port", "model", "served-model-name", "api-key", "uds", "root-path")
+
+
 def parse_set(text: str) -> tuple[str, FlagValue]:
     """`max_model_len=16384`: the engine's own spelling, underscores allowed. true and false are switches."""
     key, equals, value = text.partition("=")
     key = key.strip().lstrip("-").replace("_", "-")
     if not key or not equals:
         raise UsageMistake(f"--set: {text!r} is not NAME=VALUE", "for example --set max-model-len=16384")
+    if any(own.startswith(key) for own in OURS) or key.endswith(("key", "token", "password", "secret")):
+        raise UsageMistake(
+            f"--set: {key} is not for --set: the session sets it itself, or it is a secret, which no flag may hold",
+            "the endpoint stays on loopback with a key of its own; see kimisession start --help",
+        )
     return key, {"true": True, "false": False}.get(value, value)
 
 
@@ -162,9 +172,9 @@ def _free_port(infra: str, taken: set[int]) -> int:
     with people whose ports nobody here can know: there it is drawn by lot."""
     if infra == "slurm":
         return 20000 + secrets.randbelow(10000)
-    from kimisession.engines.local import port_is_free
+    from kimisession.engines.local import promise_port
 
-    return next((port for port in range(8000, 8100) if port not in taken and port_is_free(port)), 8000)
+    return next((port for port in range(8000, 8100) if port not in taken and promise_port(port)), 8000)
 
 
 def _check_plan(quote: Quote, force: bool) -> str | None:
@@ -242,12 +252,17 @@ def _agree(yes: bool) -> None:
         raise KimiError("nothing was created", "kimisession start --dry-run shows the quote alone")
 
 
-def _resume(controller: Controller, session: Session, profile: str, json: bool) -> None:
+def _resume(controller: Controller, session: Session, profile: str, json: bool, asked: tuple[str, ...] = ()) -> None:
     """`start` of a name that exists goes on with it."""
     if session.request and session.request.profile != profile:
         raise UsageMistake(
             f"session {session.name} exists already and runs profile {session.request.profile}",
             f"choose another --name, or run: kimisession stop {session.name}",
+        )
+    if asked:
+        raise UsageMistake(
+            f"session {session.name} exists already, so {', '.join(asked)} would change nothing",
+            f"leave it out to go on with {session.name}; extend, restart or stop change a session",
         )
     show.say(f"session {session.name} exists already: going on with it")
     _attended(controller, session, lambda: session, json)
@@ -290,6 +305,8 @@ def _failed(controller: Controller, session: Session) -> None:
         show.say(f"  | {line[:160]}")
     receipt(session, utc_now())
     message = f"session {session.name} ended before it was ready: {why_text(session)}"
+    if session.reason == "user":
+        raise Interrupted(f"session {session.name} was stopped before it was ready", "kimisession cost")
     if session.reason in EXPECTED:
         raise EngineFailed(message, f"kimisession logs {session.name}")
     if known:

@@ -96,7 +96,7 @@ def make_quote(profile: Profile, choices: Choices, now: datetime) -> Quote:
     longest_s = parse_duration(limits.longest)
     duration_s = choices.duration_s or parse_duration(limits.duration)
     if duration_s > longest_s:
-        raise ValueError(f"--duration is longer than the {limits.longest} that profile {profile.name} allows")
+        raise ValueError(f"it is longer than the {limits.longest} that profile {profile.name} allows")
     deadline = now + timedelta(seconds=duration_s)
     # The dollar cap becomes a moment at the price agreed now; no cheaper price later moves it.
     budget_at = None

@@ -3,11 +3,13 @@
 The same LaunchSpec that clouds get runs here, under a supervisor that outlives the command.
 """
 
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -111,6 +113,9 @@ class LocalEngine:
         machine = self.machine(session_id)
         now = datetime.now(UTC)
         if not machine.record:
+            # A lost or broken record proves nothing while anything of the machine lives.
+            if machine.gone is None and (machine.supervised or machine.wrapped or machine.leftovers()):
+                return Observation(now, True, "it runs, and its record cannot be read", unguarded=True)
             return Observation(now, machine.launching or False, "no such machine on this host")
         gone = machine.gone
         ended = datetime.fromisoformat(gone["at"]) if gone else None
@@ -192,7 +197,12 @@ class LocalEngine:
         if not machine.record:
             if machine.launching:
                 raise NotYetGone("a command is making it")
-            machine.forbid(by)
+            if not machine.leftovers():
+                machine.forbid(by)
+                return
+            machine.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not machine.close("command"):
+                raise Unconfirmed(f"processes of session {session_id} cannot be killed", "kimisession status")
             return
         if machine.gone:
             return
@@ -231,6 +241,29 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+#: Descriptors of the promises below; they are freed when this process ends.
+_PROMISES: list[int] = []
+
+
+def promise_port(port: int) -> bool:
+    """Whether this port is free and no other `start` on this host, of whatever user and ledger, is about to use it: an
+    engine listens minutes after its port was chosen. The promise is a lock, held until this process ends."""
+    path = Path(tempfile.gettempdir()) / f"kimisession-port-{port}.lock"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except PermissionError:  # it is another user's, in a folder where such files may not be opened for creation
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return False
+    _PROMISES.append(fd)
+    return port_is_free(port)
 
 
 def devices() -> list[str]:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from datetime import UTC, datetime
@@ -66,8 +67,14 @@ class Machine:
 
     @property
     def record(self) -> dict[str, Any]:
-        """machine.json; empty when the machine was never made."""
-        return read_json(self.folder / "machine.json") or {}
+        """machine.json; empty when the machine was never made, or when the file is none any more."""
+        record = read_json(self.folder / "machine.json") or {}
+        try:
+            datetime.fromisoformat(record["began"])
+            parse_deadline_label(record["labels"][LABEL_DEADLINE])
+        except (KeyError, TypeError, ValueError):
+            return {}
+        return record
 
     @property
     def session_id(self) -> str:
@@ -86,8 +93,14 @@ class Machine:
 
     @property
     def gone(self) -> dict[str, Any] | None:
-        """gone.json, when it is gone."""
-        return read_json(self.folder / "gone.json")
+        """gone.json, when it is gone; a file that is none proves nothing."""
+        record = read_json(self.folder / "gone.json")
+        try:
+            if record is not None:
+                datetime.fromisoformat(record["at"])
+        except (KeyError, TypeError, ValueError):
+            return None
+        return record
 
     @property
     def supervised(self) -> bool:
@@ -143,6 +156,10 @@ class Machine:
     def forbid(self, by: str) -> None:
         """Leave a tombstone where no machine is, so that a launch that is still on its way finds it and makes none."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A command may have died while it laid the folder out: no key and no disk stays behind.
+        for secret in ("api_key", "webhook"):
+            (self.folder / secret).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "disk", ignore_errors=True)
         now = datetime.now(UTC).isoformat()
         write_json(self.folder / "gone.json", {"at": now, "by": by, "evidence": "it was never made"})
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -169,6 +170,9 @@ class Keeper:
                 except Exception as error:
                     self.journal.write("note", text=f"{observe.__name__}: {type(error).__name__}: {error}")
             decision = decide(self.seen, self.limits, now)
+            if decision.action is Action.END and decision.reason is Reason.NEVER_READY and self.argv_before is not None:
+                self._go_back(f"the engine did not get ready with these flags ({decision.evidence})")
+                continue
             self._tell(decision)
             self._pulse()
             if decision.action is Action.END:
@@ -201,6 +205,8 @@ class Keeper:
             self.extended = text
             added, wall = float(extend["added_s"]), time.time()
             cap = min(now + float(extend["hard_cap_utc"]) - wall, self.limits.hard_cap_at + added)
+            if not math.isfinite(cap):
+                raise ValueError("control/extend.json names no moment")
             self.limits = replace(self.limits, hard_cap_at=cap)
             self.journal.write("extended", hard_cap_utc=extend["hard_cap_utc"], left_s=round(cap - now))
         again = self._read_control("restart.json")
@@ -256,7 +262,10 @@ class Keeper:
                 log = self.machine / "run" / f"step-{step.name}.log"
                 self.tasks[step.name] = Task(step.name, fill(step.argv, values), dict(os.environ), log)
         if len(self.done) == len(self.config.steps):
-            self._start_engine(now)
+            try:
+                self._start_engine(now)
+            except OSError as error:  # a full disk, say: trying again each tick would look like progress
+                self.seen = replace(self.seen, failed_step=f"engine: it could not be started: {error}")
 
     def _start_engine(self, now: float) -> None:
         env = {**os.environ, **self.config.engine.env, "VLLM_API_KEY": self.key}
@@ -291,6 +300,12 @@ class Keeper:
         )
         self._start_engine(now)
 
+    def _go_back(self, why: str) -> None:
+        """To the arguments from before a restart that did not come up: the warm machine is not lost for it. Once."""
+        before, self.argv_before = self.argv_before, None
+        self.journal.write("warn", reason="restart", text=f"{why}; going back")
+        self._restart(before or self.config.engine.argv, "as before")
+
     def _values(self) -> dict[str, str]:
         return {
             "machine": str(self.machine),
@@ -320,10 +335,7 @@ class Keeper:
                     self._mark(mark, now)
         code = self.engine.process.poll()
         if code is not None and self.seen.ready_at is None and self.argv_before is not None:
-            before, self.argv_before = self.argv_before, None
-            text = f"the engine did not start with these flags ({self.engine.telling}); going back"
-            self.journal.write("warn", reason="restart", text=text)
-            self._restart(before, "as before")
+            self._go_back(f"the engine did not start with these flags ({self.engine.telling})")
             return
         self.seen = replace(self.seen, engine_exit=code)
         if self.seen.engine_exit is not None or self.seen.ready_at is not None:
