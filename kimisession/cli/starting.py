@@ -306,7 +306,7 @@ def _failed(controller: Controller, session: Session) -> None:
     receipt(session, utc_now())
     message = f"session {session.name} ended before it was ready: {why_text(session)}"
     if session.reason == "user":
-        raise Interrupted(f"session {session.name} was stopped before it was ready", "kimisession cost")
+        raise KimiError(f"session {session.name} was stopped before it was ready", "kimisession cost")
     if session.reason in EXPECTED:
         raise EngineFailed(message, f"kimisession logs {session.name}")
     if known:

@@ -203,7 +203,7 @@ def stopped_while_launching(stage: Stage) -> None:
     assert wait_until(lambda: stage.child(start.pid, "supervisor") is not None, 30, every_s=0.002)
     code, text = stage.run("stop", "cell")
     assert code == 0, text
-    assert start.wait(20) == 6, stage.told(start)
+    assert start.wait(20) == 1, stage.told(start)
     assert [(row["state"], row["reason"]) for row in stage.ask("status", "--all")] == [("gone", "user")]
     nothing_left(stage)
 
