@@ -1,13 +1,15 @@
 """Whole sessions on a machine with several GPUs: real vLLM, Kimi K2.5's full dimensions, dummy weights, no download.
 
     python benchmarks/eight_gpus.py predict                 # the planner's figures, on any machine, before the run
-    python benchmarks/eight_gpus.py run tp8 dcp8 ...        # on the machine with the GPUs; vLLM 0.26.0 on torch 2.11
+    python benchmarks/eight_gpus.py run tp dcp ...          # on the machine with the GPUs; vLLM 0.26.0 on torch 2.11
     python benchmarks/eight_gpus.py kill engine keeper      # kill -9 with all workers alive
 
-Options: --gpus H200:8  --layers 61  --engine-python python3  --out FOLDER (a JSON file a run, and the engine's log).
+Options: --gpus H200:8  --layers 61  --engine-python python3  --out FOLDER (a JSON file a run, and the engine's log)  --rest S.
 Each run is a session of the local engine, played with kimisession's own commands in a ledger of its own: start, bench at 1,
 2, 16 and 64 at once, stop (`idle` instead: nobody asks, and it ends by itself), receipt. Reported beside it: what this
-program's own clock and nvidia-smi saw. notes/eight-gpus.md holds the results.
+program's own clock, nvidia-smi and the server's own histograms saw (time to the first token from the server, because a
+dummy's first tokens are often no text). `--rest` keeps a session that long before its stop, so that the keeper's load is
+one of ten minutes. notes/eight-gpus.md holds the results.
 """
 
 import argparse
@@ -19,25 +21,31 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from kimisession.core.plan.fit import predict
 from kimisession.core.plan.gpus import gpu_named
 from kimisession.core.plan.setup import Setup
-from kimisession.model_file import card_named
+from kimisession.model_file import card_from_folder
+from kimisession.rehearsal.dummy_kimi import make_dummy_kimi
 
-#: Each run changes one setting of the profile kimi-k2.5-dummy.
+#: Each run changes one setting of the profile kimi-k2.5-dummy; N is the number of GPUs.
 RUNS: dict[str, dict[str, str]] = {
-    "tp8": {},
-    "dcp8": {"decode-context-parallel-size": "8"},
+    "tp": {},
+    "dcp": {"decode-context-parallel-size": "N"},
     "fp8-kv": {"kv-cache-dtype": "fp8"},
     "ep": {"enable-expert-parallel": "true"},
-    "h100-64k": {"gpu-memory-utilization": "0.538", "decode-context-parallel-size": "8"},
+    "h100-64k": {"gpu-memory-utilization": "0.538", "decode-context-parallel-size": "N"},
     "eager": {"enforce-eager": "true"},
+    "dcp-eager": {"decode-context-parallel-size": "N", "enforce-eager": "true"},
     "idle": {},
 }
-AT_ONCE = "1,2,16,64"
+AT_ONCE = (1, 2, 16, 64)
+
+#: The server's own histograms, whose mean over a while is the difference of `_sum` over that of `_count`.
+HISTOGRAMS = ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_queue_time_seconds")
 
 
 def main() -> int:
@@ -50,10 +58,11 @@ def main() -> int:
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=Path("eight-gpus"))
     parser.add_argument("--port", default="")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds to leave a session alone before its stop")
     parser.add_argument("--set", action="append", default=[], help="an engine flag for every run")
     args = parser.parse_args()
     if args.what == "predict":
-        return predictions(args.gpus)
+        return predictions(args.gpus, args.layers)
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in args.names:
@@ -73,7 +82,7 @@ def setup_of(run: dict[str, str], tp: int) -> Setup:
     return Setup(
         engine_version="0.26.0",
         tp=tp,
-        dcp=int(run.get("decode-context-parallel-size", 1)),
+        dcp=tp if "decode-context-parallel-size" in run else 1,
         ep="enable-expert-parallel" in run,
         utilisation=float(run.get("gpu-memory-utilization", 0.90)),
         max_model_len=65536,
@@ -84,14 +93,16 @@ def setup_of(run: dict[str, str], tp: int) -> Setup:
     )
 
 
-def predictions(gpus: str) -> int:
+def predictions(gpus: str, layers: int) -> int:
     """Weights, KV cache and tokens that the planner expects, with intervals."""
     name, _, count = gpus.partition(":")
     gpu = gpu_named(name)
     if gpu is None:
         print(f"the planner does not know the GPU {name!r}", file=sys.stderr)
         return 2
-    card = card_named("moonshotai/Kimi-K2.5")
+    with tempfile.TemporaryDirectory() as folder:
+        make_dummy_kimi(Path(folder), layers)
+        card = card_from_folder(Path(folder))
     print(f"{'run':<10}{'weights GiB':>20}{'KV GiB':>24}{'KV tokens':>34}  verdict")
     for title, run in RUNS.items():
         fit = predict(card, gpu, setup_of(run, int(count)))
@@ -120,6 +131,7 @@ class Stage:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
+        self.url = ""
         self.home = Path(tempfile.mkdtemp(prefix="kimisession-eight-"))
         self.env = {**os.environ, "KIMISESSION_STATE_HOME": str(self.home), "KIMISESSION_DATA_HOME": str(self.home)}
 
@@ -149,8 +161,9 @@ class Stage:
         code, _, said = self.command("seed", "kimi-k2.5-dummy", "--from", str(model), "--json")
         if code:
             return {"run": name, "failed": said}
-        sets = [f"{k}={v}" for k, v in RUNS.get(name, {}).items()] + args.set
-        sets.append(f"tensor-parallel-size={args.gpus.partition(':')[2]}")
+        count = args.gpus.partition(":")[2]
+        sets = [f"{k}={count if v == 'N' else v}" for k, v in RUNS.get(name, {}).items()] + args.set
+        sets.append(f"tensor-parallel-size={count}")
         options = [part for text in sets for part in ("--set", text)]
         before = gpu_use()
         began = time.time()
@@ -189,14 +202,51 @@ class Stage:
         report = self.start(name)
         if "failed" in report:
             return report
-        code, bench, said = self.command("bench", "eight", "--rounds", "2", "--concurrent", AT_ONCE, "--json")
-        report["bench"] = bench if code == 0 else said
+        self.url = str(self.command("connect", "eight", "--json")[1]["base_url"]).removesuffix("/v1")
+        report["bench"] = {str(count): self.bench(count) for count in AT_ONCE}
         report["gpu_after_bench"] = gpu_use()
+        report["scrape_ms"] = self.scrape_ms()
+        time.sleep(self.args.rest)
         report["keeper"] = self.keeper()
         if name == "idle":
             self.command("status", "eight", "--watch", "--json")
         code, receipt, said = self.command("stop", "eight", "--json")
         return {**report, **self.ending(report["began"], receipt if code == 0 else said)}
+
+    def bench(self, at_once: int) -> Any:
+        """Bench at one concurrency, and the means of the server's own histograms over it."""
+        before = self.metrics()
+        code, bench, said = self.command("bench", "eight", "--rounds", "2", "--concurrent", str(at_once), "--json")
+        after = self.metrics()
+        means = {}
+        for name in HISTOGRAMS:
+            count = after.get(f"{name}_count", 0.0) - before.get(f"{name}_count", 0.0)
+            total = after.get(f"{name}_sum", 0.0) - before.get(f"{name}_sum", 0.0)
+            means[name] = {"mean_s": round(total / count, 5) if count else None, "of": int(count)}
+        return {"bench": bench if code == 0 else said, "server": means}
+
+    def scrape(self) -> bytes:
+        """The server's metrics, as the keeper asks for them."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            return bytes(answer.read())
+
+    def metrics(self) -> dict[str, float]:
+        """Sums over all labels of the server's metrics, by name without `vllm:`."""
+        found: dict[str, float] = {}
+        for line in self.scrape().decode().splitlines():
+            if line.startswith("vllm:"):
+                name = line[5:].partition("{")[0].partition(" ")[0]
+                found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+        return found
+
+    def scrape_ms(self) -> dict[str, float]:
+        """What one look at the metrics takes: milliseconds, the median and the longest of 20, and its size."""
+        took, size = [], 0
+        for _ in range(20):
+            began = time.perf_counter()
+            size = len(self.scrape())
+            took.append(1000 * (time.perf_counter() - began))
+        return {"median": round(sorted(took)[10], 2), "longest": round(max(took), 2), "bytes": size}
 
     def kill(self, victim: str) -> dict[str, Any]:
         """kill -9 of one process with all workers alive; how long until nothing is left."""
