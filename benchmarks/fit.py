@@ -235,7 +235,9 @@ def _tokens(case: Case) -> Figure | None:
         return None
     setup = case.setups[0]
     r = resolve(case.card, case.gpu, setup)
-    return tokens_from_kv(kv, token_bytes(case.card, setup, r), r.block_size, setup.dcp)
+    by_concurrency = r.max_model_len if r.engine.rules.tokens_by_concurrency else None
+    per_token = token_bytes(case.card, setup, r)
+    return tokens_from_kv(kv, per_token, r.block_size, setup.dcp, max_model_len=by_concurrency)
 
 
 def _gib_of(case: Case, tokens: float) -> float:

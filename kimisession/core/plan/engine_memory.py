@@ -21,6 +21,8 @@ class EngineMemory:
     `extra_gib` is what that version takes beside weights, activations and graphs, over 0.15 to 0.20; `spread_gib` the
     half-width to add for it. `graphs_in_budget`: whether the CUDA-graph estimate is taken off the KV cache.
     `tokens_by_concurrency`: the printed token count is concurrency x max_model_len, not blocks x block size.
+    `counted_one_by_one`: the profiled peak is the sum of buffers read in this version's source (overhead.py), not the
+    factor fitted for the versions before.
     """
 
     since: tuple[int, int]
@@ -36,6 +38,7 @@ class EngineMemory:
     extra_eager_gib: float
     spread_gib: float
     ground: str
+    counted_one_by_one: bool = False
 
 
 _WHEEL = "read in the wheel: v1/worker/gpu_worker.py, utils/mem_utils.py, config/cache.py, engine/arg_utils.py"
@@ -125,12 +128,45 @@ RULES: tuple[EngineMemory, ...] = (
         1024,
         True,
         CHARGE_PER_LOGIT_TORCH,
-        False,
+        True,
         1,
-        0.8,
         0.3,
+        0.0,
         0.4,
-        "vLLM 0.21 to 0.32: three own runs of 0.26.0 only (dummy weights, 2026-11-20)",
+        "vLLM 0.21 to 0.25: taken for 0.26.0, which was read and run; no log",
+        counted_one_by_one=True,
+    ),
+    EngineMemory(
+        (0, 26),
+        0.92,
+        8192,
+        8192,
+        1024,
+        True,
+        CHARGE_PER_LOGIT_TORCH,
+        True,
+        1,
+        0.3,
+        0.0,
+        0.0,
+        "0.26.0, read in the wheel and run: 9 own logs on 1, 4 and 8 H200s (dummy weights, 2026-11-20 and 21)",
+        counted_one_by_one=True,
+    ),
+    EngineMemory(
+        (0, 27),
+        0.92,
+        8192,
+        8192,
+        1024,
+        True,
+        CHARGE_PER_LOGIT_TORCH,
+        True,
+        1,
+        0.3,
+        0.0,
+        0.4,
+        "vLLM 0.27 to 0.32: taken for 0.26.0, which was read and run; no log on GPUs",
+        counted_one_by_one=True,
     ),
     EngineMemory(
         (0, 33),
@@ -142,10 +178,11 @@ RULES: tuple[EngineMemory, ...] = (
         CHARGE_PER_LOGIT_FLASHINFER,
         True,
         1,
-        0.8,
         0.3,
+        0.0,
         0.8,
         f"0.33.0, {_WHEEL}: all consumed memory and the transient peak count; FlashInfer samples by default; no log",
+        counted_one_by_one=True,
     ),
 )
 

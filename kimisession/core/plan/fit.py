@@ -25,7 +25,7 @@ from kimisession.core.plan.kv import (
 )
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.overhead import CALIBRATED_SEQS, graphs_gib, overhead
-from kimisession.core.plan.resident import RESIDENT_EXTRA_GIB, disk_figure, resident_gib, weights_figure
+from kimisession.core.plan.resident import disk_figure, resident_extra_gib, resident_gib, weights_figure
 from kimisession.core.plan.setup import GIB, CannotPlan, Figure, Resolved, Setup, VisionMode, resolve
 
 __all__ = [
@@ -120,7 +120,8 @@ def predict(card: ModelCard, gpu: Gpu, setup: Setup) -> Fit:
     above = () if spare is None else (f"above the budget after CUDA graphs, context and NCCL: {spare:.2f} GiB",)
     explain = (
         f"budget: {r.total_gib:.2f} GiB x {r.utilisation:g} = {budget:.2f} GiB ({gpu.name}, vLLM {r.engine.text})",
-        f"weights: {max(per_stage):.2f} GiB per GPU, of which {RESIDENT_EXTRA_GIB:.2f} for rounding and tables",
+        f"weights: {max(per_stage):.2f} GiB per GPU, of which {resident_extra_gib(card.layers // setup.pp):.2f} "
+        "for rounding and tables",
         *overhead_lines,
         f"CUDA graphs: {graphs.value:.2f} GiB, "
         + ("taken off the KV cache" if r.graphs_in_budget else "not taken off"),

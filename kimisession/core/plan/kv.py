@@ -43,8 +43,16 @@ def printed_tokens(blocks: int, block_size: int, dcp: int = 1, *, max_model_len:
     return int(blocks / ceil(ceil(max_model_len / dcp) / block_size) * max_model_len)
 
 
-def tokens_from_kv(kv_gib: float, bytes_per_token: int, block_size: int, dcp: int = 1, *, digits: int = 2) -> Figure:
-    """KV tokens for a KV memory that a log printed with `digits` decimals.
+def tokens_from_kv(
+    kv_gib: float,
+    bytes_per_token: int,
+    block_size: int,
+    dcp: int = 1,
+    *,
+    digits: int = 2,
+    max_model_len: int | None = None,
+) -> Figure:
+    """KV tokens for a KV memory that a log printed with `digits` decimals; `max_model_len` as for `printed_tokens`.
 
     The log says rank 0's memory, rounded; tokens follow the smallest rank. So the value is what the printed figure
     guarantees, its lower end (0.64 GiB is at least 0.635), and the interval spans the rounding.
@@ -52,7 +60,8 @@ def tokens_from_kv(kv_gib: float, bytes_per_token: int, block_size: int, dcp: in
     half = 0.5 * 10**-digits
 
     def tokens(gib: float) -> int:
-        return printed_tokens(kv_blocks(int(gib * GIB), bytes_per_token, block_size), block_size, dcp)
+        blocks = kv_blocks(int(gib * GIB), bytes_per_token, block_size)
+        return printed_tokens(blocks, block_size, dcp, max_model_len=max_model_len)
 
     low, high = tokens(kv_gib - half), tokens(kv_gib + half)
     return Figure(low, low, high, f"arithmetic: {kv_gib:.{digits}f} GiB is printed to {digits} decimals")

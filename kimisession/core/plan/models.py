@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any, Literal
 
-Format = Literal["bf16", "fp8-block", "int4-g32", "nvfp4", "mxfp4"]
+Format = Literal["bf16", "fp8-block", "int4-g32", "nvfp4", "mxfp4", "other"]
 FORMATS: tuple[Format, ...] = ("bf16", "fp8-block", "int4-g32", "nvfp4", "mxfp4")
+"""Those whose sizes are arithmetic. "other" is a format that is not known here: its bytes must be counted in the files."""
 
 BF16 = 2
 FP32 = 4
@@ -44,6 +45,7 @@ class ModelCard:
     `nextn_layers` are the multi-token-prediction layers that ship with the model and are loaded for MTP drafting only.
     `experts_format` and the other formats are of the checkpoint; embeddings, norms, router and lm_head are bf16.
     `kv_dtype` is what `--kv-cache-dtype auto` comes to. `evidence` names the sources of the dimensions and sizes.
+    `counted` are bytes read out of the checkpoint's own headers; with them nothing is derived from the dimensions.
     """
 
     name: str
@@ -77,6 +79,7 @@ class ModelCard:
     checkpoint_bytes: int | None = None
     aliases: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
+    counted: Components | None = None
 
     def __post_init__(self) -> None:
         """Refuse a card whose numbers cannot be a model. Raises ModelUnknown, which names the field."""
@@ -139,6 +142,8 @@ def matrix_bytes(rows: int, columns: int, stored_as: Format) -> int:
             return weights // 2 + rows * ceil(columns / 16) + 2 * FP32
         case "mxfp4":
             return weights // 2 + rows * ceil(columns / 32)
+        case "other":
+            raise ModelUnknown("the size of a matrix in a number format that is not known here must be counted, not derived")
 
 
 def _mlp_bytes(hidden: int, intermediate: int, stored_as: Format) -> int:
@@ -149,11 +154,15 @@ def _mlp_bytes(hidden: int, intermediate: int, stored_as: Format) -> int:
 
 def routed_layer_bytes(card: ModelCard) -> int:
     """Bytes of the routed experts of one MoE layer."""
+    if card.counted is not None:
+        return card.counted.routed_experts // max(1, card.moe_layers)
     return card.experts * _mlp_bytes(card.hidden, card.moe_intermediate, card.experts_format) if card.experts else 0
 
 
 def components(card: ModelCard) -> Components:
-    """Bytes by kind of tensor, from the dimensions alone."""
+    """Bytes by kind of tensor: counted where somebody counted them, else from the dimensions alone."""
+    if card.counted is not None:
+        return card.counted
     at = card.attention_format
     query = card.heads * (card.nope + card.rope)
     if card.q_lora:

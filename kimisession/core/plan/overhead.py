@@ -14,6 +14,13 @@ BASE_GIB = 0.20
 """Overhead that does not grow with the batch."""
 ACTIVATION_FACTOR = 1.50
 """Measured peak over what `activation_bytes_per_token` counts: fragmentation, kernels' scratch, NCCL growth."""
+COUNTED_BASE_GIB = 0.25
+"""The same where buffers are counted one by one: 0.16 to 0.35 was left over in own logs (TP1, TP4, TP8), of which 0.07 to
+0.23 is what vLLM prints as non-torch memory."""
+COUNTED_TP = (1, 4, 8)
+"""The splits that those own logs have."""
+CONTEXT_ROWS = 65536
+"""Rows of cached context that MLA's prefill expands at once, at most (mla_attention.py, determine_chunked_prefill_...)."""
 RELEASE_SPREAD_GIB = 0.45
 COMMUNITY_SPREAD_GIB = 0.75
 UNLOGGED_SHAPE_SPREAD = 0.35
@@ -71,6 +78,32 @@ def activation_bytes_per_token(card: ModelCard, setup: Setup, draft: Draft | Non
     return total
 
 
+def standing_bytes(card: ModelCard, setup: Setup, batch_tokens: int) -> float:
+    """The experts' two workspaces, which vLLM keeps for good (Marlin, read in 0.26.0: experts/marlin_moe.py, workspace.py).
+
+    One row of each per batched token and chosen expert: as wide as the wider of hidden and intermediate, and of hidden
+    and gate-and-up. For K2 both are 7,168 wide on any split.
+    """
+    if not card.experts:
+        return 0.0
+    width = card.moe_intermediate if setup.ep else card.moe_intermediate / setup.tp
+    rows = batch_tokens * card.experts_per_token * setup.dp
+    return rows * (max(width, card.hidden) + max(2 * width, card.hidden)) * BF16
+
+
+def attention_bytes(card: ModelCard, setup: Setup, r: Resolved, batch_tokens: int) -> float:
+    """MLA's part of the profiled pass (0.26.0, mla_attention.py): the expanded context, and the batch's own rows.
+
+    The context is min(65,536, max(8 x max_model_len, 4 x max_num_seqs x block)) tokens times the rank's heads: 2.0 GiB
+    for K2 on one GPU, 0.25 at TP8. Beside it hidden state, residual, queries and output of the batch.
+    """
+    by_requests = r.max_num_seqs * r.block_size
+    context = max(min(max(8 * r.max_model_len, 4 * by_requests), CONTEXT_ROWS), by_requests)
+    heads = card.heads / setup.tp
+    batch = 2 * card.hidden + heads * (card.nope + card.rope + card.v_dim)
+    return BF16 * (context * heads * (card.nope + card.v_dim) + batch_tokens * batch)
+
+
 def graph_size(setup: Setup, resolved: Resolved) -> int:
     """The largest batch that vLLM captures: 2 x max_num_seqs x (1 + draft tokens), at most 512 and the batch."""
     query = 1 + (setup.draft_tokens if resolved.draft else 0)
@@ -82,6 +115,8 @@ def graphs_gib(setup: Setup, resolved: Resolved) -> Figure:
     if setup.eager:
         return Figure(0.0, 0.0, 0.0, "arithmetic: eager captures no graphs")
     size = graph_size(setup, resolved)
+    if is_counted(resolved):
+        return _counted_graphs_gib(setup, resolved, size)
     a, b, c = GRAPHS_GIB
     value = a + b * size + c * size * size + GRAPHS_DCP_GIB * (setup.dcp - 1) * size * size
     if size <= 256 and setup.dcp == 1 and not resolved.engine.is_fork:
@@ -100,16 +135,56 @@ def graphs_gib(setup: Setup, resolved: Resolved) -> Figure:
     )
 
 
+def _counted_graphs_gib(setup: Setup, r: Resolved, size: int) -> Figure:
+    """The estimate as vLLM 0.26 makes it: what the first capture takes, and the second's for each of the others.
+
+    Sizes 1, 2, 4 and every 8 are captured piecewise up to `size` and whole up to the sequences. Own logs of size 128:
+    0.29 GiB with 6 layers, 0.36 with 40, 0.46 with 61; 0.13 was logged for size 2 (0.20.0).
+    """
+    first = 0.11 + 1.0e-3 * size
+    whole = min(size, r.max_num_seqs * (1 + (setup.draft_tokens if r.draft else 0)))
+    graphs = sum(max(0, (3 + n // 8 if n >= 8 else 1 + (n > 1) + (n > 3)) - 1) for n in (size, whole))
+    value = first + graphs * (1.0 + 0.11 * r.layers) / 1024
+    value += GRAPHS_DCP_GIB * (setup.dcp - 1) * size * size
+    known = size <= 128 and setup.dcp == 1 and not r.draft
+    ground = (
+        "calibrated on 3 own estimates of size 128 (6, 40 and 61 layers)" if known else "not calibrated: no own log"
+    )
+    half = 0.12 if known else 0.2 + 0.4 * value
+    return Figure(value, max(0.0, value - half), value + half, ground)
+
+
+def is_counted(r: Resolved) -> bool:
+    """Whether this engine's buffers were read one by one (vLLM 0.21 and later) rather than fitted as one factor."""
+    return r.engine.rules.counted_one_by_one and not r.engine.is_fork
+
+
+def forward_gib(card: ModelCard, setup: Setup, r: Resolved, batch_tokens: int) -> float:
+    """Peak of the profiled forward pass."""
+    if not is_counted(r):
+        return ACTIVATION_FACTOR * activation_bytes_per_token(card, setup, r.draft) * batch_tokens / GIB
+    drafts = r.draft.aux_hidden_states * card.hidden * BF16 * batch_tokens if r.draft else 0
+    return (standing_bytes(card, setup, batch_tokens) + attention_bytes(card, setup, r, batch_tokens) + drafts) / GIB
+
+
+def sampler_gib(card: ModelCard, setup: Setup, r: Resolved, seqs: int, bytes_per_logit: int) -> float:
+    """Peak of the sampling step that follows; the experts' workspaces stand beside it where the version keeps them."""
+    standing = standing_bytes(card, setup, r.batch_tokens) if is_counted(r) else 0.0
+    return (standing + bytes_per_logit * seqs * card.vocab) / GIB
+
+
 def overhead(card: ModelCard, setup: Setup, r: Resolved) -> Overhead:
     """What vLLM's profiling run takes beside the weights: the larger of the forward pass and the sampling step."""
     rules = r.engine.rules
-    per_token = activation_bytes_per_token(card, setup, r.draft)
-    forward = ACTIVATION_FACTOR * per_token * r.batch_tokens / GIB
-    sampler = rules.sampler_bytes_per_logit * r.max_num_seqs * card.vocab / GIB
+    forward = forward_gib(card, setup, r, r.batch_tokens)
+    sampler = sampler_gib(card, setup, r, r.max_num_seqs, rules.sampler_bytes_per_logit)
     peak = max(forward, sampler)
+    base = COUNTED_BASE_GIB if is_counted(r) else BASE_GIB
     doubts = _doubts(card, setup, r)
-    extra = (rules.extra_eager_gib if setup.eager else rules.extra_gib) + sum(doubt.adds_gib for doubt in doubts)
-    value = BASE_GIB + extra + peak
+    # A counted version's extra is FlashInfer's buffers for its fused all-reduce, where that is installed: none on one GPU.
+    compiled = 0.0 if is_counted(r) and setup.tp == 1 else rules.extra_gib
+    extra = (rules.extra_eager_gib if setup.eager else compiled) + sum(doubt.adds_gib for doubt in doubts)
+    value = base + extra + peak
     spread = rules.spread_gib + (COMMUNITY_SPREAD_GIB if r.engine.is_fork else RELEASE_SPREAD_GIB)
     spread = max(spread, *(doubt.spread_gib for doubt in doubts), UNLOGGED_SHAPE_SPREAD * value if doubts else 0.0)
     low, high = value - spread, value + spread
@@ -118,10 +193,10 @@ def overhead(card: ModelCard, setup: Setup, r: Resolved) -> Overhead:
         says.insert(0, rules.ground)
     if r.max_num_seqs > CALIBRATED_SEQS:
         says.append(f"--max-num-seqs {r.max_num_seqs}: the sampler's peak rests on one log")
-        flashinfer = sampler * CHARGE_PER_LOGIT_FLASHINFER / rules.sampler_bytes_per_logit
+        flashinfer = sampler_gib(card, setup, r, r.max_num_seqs, CHARGE_PER_LOGIT_FLASHINFER)
         low = value - hypot(spread, peak - max(forward, flashinfer))
         high = value + hypot(spread, SAMPLER_SPREAD * sampler)
-    for flag, low_peak, high_peak in _assumed_peaks(card, setup, r, forward, per_token):
+    for flag, low_peak, high_peak in _assumed_peaks(card, setup, r, forward):
         says.append(f"{flag} is not stated")
         low = min(low, value - hypot(spread, peak - low_peak))
         high = max(high, value + hypot(spread, high_peak - peak))
@@ -129,15 +204,30 @@ def overhead(card: ModelCard, setup: Setup, r: Resolved) -> Overhead:
         ground = "not calibrated: " + "; ".join(says)
     elif r.engine.is_fork:
         ground = "calibrated on 28 logs (community builds, Kimi INT4, TP8)"
+    elif is_counted(r):
+        ground = f"calibrated: {rules.ground}"
     else:
         ground = "calibrated on 9 logs of 3 settings (vLLM 0.15 to 0.20, Kimi INT4, TP8)"
     lines = (
-        f"activations: {r.batch_tokens:,} tokens x {per_token:,.0f} B x {ACTIVATION_FACTOR} = {forward:.2f} GiB",
-        f"sampler: {r.max_num_seqs:,} sequences x {card.vocab:,} entries x {rules.sampler_bytes_per_logit} B "
-        f"= {sampler:.2f} GiB; the larger of the two counts",
-        f"overhead: {BASE_GIB:.2f} base + {extra:.2f} of this version + {peak:.2f} = {value:.2f} GiB",
+        _forward_line(card, setup, r, forward),
+        f"sampler: {r.max_num_seqs:,} sequences x {card.vocab:,} entries x {rules.sampler_bytes_per_logit} B"
+        f"{' and the experts workspaces' if is_counted(r) else ''} = {sampler:.2f} GiB; the larger of the two counts",
+        f"overhead: {base:.2f} base + {extra:.2f} of this version + {peak:.2f} = {value:.2f} GiB",
     )
     return Overhead(Figure(value, max(0.0, low), high, ground), tuple(says), lines)
+
+
+def _forward_line(card: ModelCard, setup: Setup, r: Resolved, forward: float) -> str:
+    """The forward pass's arithmetic."""
+    if is_counted(r):
+        standing = standing_bytes(card, setup, r.batch_tokens) / GIB
+        attention = attention_bytes(card, setup, r, r.batch_tokens) / GIB
+        return (
+            f"activations: {standing:.2f} GiB of the experts' two workspaces for {r.batch_tokens:,} tokens + "
+            f"{attention:.2f} GiB of attention with its expanded context = {forward:.2f} GiB"
+        )
+    per_token = activation_bytes_per_token(card, setup, r.draft)
+    return f"activations: {r.batch_tokens:,} tokens x {per_token:,.0f} B x {ACTIVATION_FACTOR} = {forward:.2f} GiB"
 
 
 def _doubts(card: ModelCard, setup: Setup, r: Resolved) -> tuple[Doubt, ...]:
@@ -153,7 +243,7 @@ def _doubts(card: ModelCard, setup: Setup, r: Resolved) -> tuple[Doubt, ...]:
             Doubt("the overhead was only fitted on Kimi's INT4 shape", UNLOGGED_SHAPE_GIB),
         ),
         (
-            setup.pp > 1 or setup.dp > 1 or setup.tp != 8,
+            setup.pp > 1 or setup.dp > 1 or setup.tp not in (COUNTED_TP if is_counted(r) else (8,)),
             Doubt(f"TP{setup.tp} PP{setup.pp} DP{setup.dp}: at most one log of such a split", UNLOGGED_SHAPE_GIB),
         ),
         (
@@ -173,22 +263,18 @@ def _doubts(card: ModelCard, setup: Setup, r: Resolved) -> tuple[Doubt, ...]:
     return tuple(doubt for applies, doubt in rows if applies)
 
 
-def _assumed_peaks(
-    card: ModelCard, setup: Setup, r: Resolved, forward: float, per_token: float
-) -> list[tuple[str, float, float]]:
+def _assumed_peaks(card: ModelCard, setup: Setup, r: Resolved, forward: float) -> list[tuple[str, float, float]]:
     """For flags that are not stated: the peaks that their usual values give."""
     found: list[tuple[str, float, float]] = []
     if "max_num_batched_tokens" in setup.assumed:
-        smallest, largest = (ACTIVATION_FACTOR * per_token * n / GIB for n in (2048, 16384))
+        smallest, largest = (forward_gib(card, setup, r, n) for n in (2048, 16384))
         found.append(("--max-num-batched-tokens", smallest, max(largest, forward)))
     if "max_num_seqs" in setup.assumed:
-        sampler = r.engine.rules.sampler_bytes_per_logit * 1024 * card.vocab / GIB
+        sampler = sampler_gib(card, setup, r, 1024, r.engine.rules.sampler_bytes_per_logit)
         found.append(("--max-num-seqs", forward, max((1 + SAMPLER_SPREAD) * sampler, forward)))
     return found
 
 
 def _is_kimi_int4(card: ModelCard) -> bool:
-    """The shape that the calibration logs have: K2's dimensions, INT4 experts, bf16 elsewhere."""
-    return (card.hidden, card.experts, card.moe_intermediate, card.layers) == (7168, 384, 2048, 61) and (
-        card.experts_format == "int4-g32"
-    )
+    """The shape that the calibration logs have, whatever the layers: K2's widths, INT4 experts, bf16 elsewhere."""
+    return (card.hidden, card.experts, card.moe_intermediate, card.experts_format) == (7168, 384, 2048, "int4-g32")

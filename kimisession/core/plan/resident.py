@@ -13,8 +13,10 @@ from kimisession.core.plan.models import (
 )
 from kimisession.core.plan.setup import GIB, Figure, Setup
 
-RESIDENT_EXTRA_GIB = 0.20
-"""Beside the checkpoint's tensors: allocator rounding, rotary tables, small buffers (15 logged weights, within 0.05)."""
+RESIDENT_BASE_GIB = 0.07
+RESIDENT_LAYER_GIB = 0.13 / 61
+"""Beside the checkpoint's tensors: rotary tables and small buffers, and what the allocator rounds up in every layer. 0.20
+for 61 layers (15 logged weights, within 0.05); 0.08 was left over for 6 layers and 0.11 for 40 (own logs, 0.26.0)."""
 WEIGHTS_SPREAD_GIB = 0.15
 
 
@@ -42,9 +44,14 @@ def resident_gib(card: ModelCard, setup: Setup) -> tuple[float, ...]:
             if draft:
                 size += draft.replicated_bytes + draft.sharded_bytes / setup.tp
         size += _absorbed_bytes(card, engine, count) / setup.tp
-        result.append(size / GIB + RESIDENT_EXTRA_GIB)
+        result.append(size / GIB + resident_extra_gib(count))
         begin += count
     return tuple(result)
+
+
+def resident_extra_gib(layers: int) -> float:
+    """What the engine holds beside the checkpoint's tensors."""
+    return RESIDENT_BASE_GIB + RESIDENT_LAYER_GIB * layers
 
 
 def _stage_bytes(card: ModelCard, parts: Components, setup: Setup, count: int, dense: int) -> float:

@@ -80,6 +80,7 @@ class Resolved:
     block_size: int
     graphs_in_budget: bool
     draft: Draft | None
+    layers: int
 
 
 def resolve(card: ModelCard, gpu: Gpu, setup: Setup) -> Resolved:
@@ -121,4 +122,5 @@ def resolve(card: ModelCard, gpu: Gpu, setup: Setup) -> Resolved:
         block_size=setup.block_size or block_size_of(setup.attention_backend, gpu.compute, kv, engine.version),
         graphs_in_budget=graphs and not setup.eager,
         draft=draft_named(setup.draft, card) if setup.draft else None,
+        layers=card.layers,
     )
