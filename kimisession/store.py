@@ -7,6 +7,7 @@ built again from `events`. Two writers are fine: a transaction takes the write l
 import fcntl
 import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,11 +72,14 @@ class Row:
 
 
 class Store:
-    """The ledger in one file. Opening makes it; a newer one is refused, an unwritable place is told."""
+    """The ledger in one file. Opening makes it; a newer one is refused. One that is there and cannot be opened, on a full
+    disk say, is read from a copy, so that sessions can still be seen and ended; writing then raises KimiError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._claims: dict[str, int] = {}
+        self._broken = ""
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = sqlite3.connect(path, timeout=20, isolation_level=None)
@@ -92,10 +96,28 @@ class Store:
                 )
             self._db.execute("PRAGMA synchronous = FULL")  # intent must be on disk before the act
         except (sqlite3.Error, OSError) as error:
-            raise KimiError(
-                f"the ledger {path} cannot be used: {error}",
-                "make the folder writable, or set KIMISESSION_STATE_HOME to another one",
-            ) from None
+            if not self._read_a_copy(str(error)):
+                raise KimiError(
+                    f"the ledger {path} cannot be used: {error}",
+                    "make the folder writable, or set KIMISESSION_STATE_HOME to another one",
+                ) from None
+
+    def _read_a_copy(self, why: str) -> bool:
+        """Open a copy of what is there, in memory where that can be. False: there is nothing to read."""
+        shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a random name in it, for this user alone
+        try:
+            self._copy = tempfile.TemporaryDirectory(prefix="kimisession-ledger-", dir=shm)
+            for suffix in ("", "-wal"):  # what was not yet moved into the file itself is in the second one
+                part = self.path.with_name(self.path.name + suffix)
+                if not suffix or part.exists():
+                    (Path(self._copy.name) / part.name).write_bytes(part.read_bytes())
+            self._db = sqlite3.connect(Path(self._copy.name) / self.path.name, isolation_level=None)
+            self._db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            readable = self._version() == SCHEMA_VERSION
+        except (sqlite3.Error, OSError):
+            return False
+        self._broken = why
+        return readable
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
@@ -129,6 +151,8 @@ class Store:
 
     def record(self, session_id: str, make: Callable[[Session], Sequence[Event]]) -> Session:
         """`append` of the events that `make` finds missing in the session as it is under the write lock."""
+        if self._broken:
+            raise KimiError(f"the ledger {self.path} cannot be written: {self._broken}", "free some disk space")
         try:
             with self._writing():
                 for event in make(self.session(session_id)):
@@ -161,7 +185,7 @@ class Store:
             max(ends).astimezone(UTC).isoformat() if ends and not session.live else None,
             session.reason,
             str(cost.usd),
-            int(max((line.seconds for line in cost.lines), default=Decimal(0))),
+            round(max((line.seconds for line in cost.lines), default=Decimal(0))),
             int(bool(request and request.pretended)),
         )
         marks = ",".join("?" * len(row))

@@ -6,16 +6,16 @@ Exit codes: 0 ok, 1 error, 2 usage, 3 no capacity or quota, 4 budget refused, 5 
 
 import os
 import sys
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
 from kimisession import __version__
-from kimisession.cli import show
-from kimisession.core.durations import parse_duration
-from kimisession.errors import KimiError, UsageMistake
+from kimisession.cli import completing, show
+from kimisession.cli.amounts import dollars as _dollars
+from kimisession.cli.amounts import duration as _duration
+from kimisession.errors import Interrupted, KimiError, LeakSuspected, UsageMistake
 
 app = typer.Typer(
     name="kimisession",
@@ -29,7 +29,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-NameArg = Annotated[str | None, typer.Argument(help="The session; may be left out while there is only one.")]
+NameArg = Annotated[
+    str | None,
+    typer.Argument(
+        help="The session; may be left out while there is only one.", autocompletion=completing.live_sessions
+    ),
+]
+AnyNameArg = Annotated[
+    str | None, typer.Argument(help="The session; default: the live one.", autocompletion=completing.all_sessions)
+]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON (money as strings, times in UTC).")]
 DryOpt = Annotated[bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Skip the question, never the caps.")]
@@ -55,35 +63,13 @@ def common(
     show.follow_progress()
 
 
-def _duration(flag: str, text: str | None) -> int | None:
-    """Seconds of a duration option; a mistake names the flag."""
-    if text is None:
-        return None
-    try:
-        return parse_duration(text)
-    except ValueError as mistake:
-        word = f"--{flag}" if flag else "ADDED"
-        raise UsageMistake(
-            f"{word}: {mistake}", f"for example {word} 20m" if flag else "for example extend 20m"
-        ) from None
-
-
-def _dollars(flag: str, text: str | None) -> Decimal | None:
-    """A decimal amount of dollars; a mistake names the flag."""
-    if text is None:
-        return None
-    try:
-        amount = Decimal(text.removeprefix("$"))
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite() or (amount and not Decimal("1e-6") <= amount <= Decimal("1e9")):
-        raise UsageMistake(f"--{flag}: {text!r} is not an amount of dollars", f"for example --{flag} 60")
-    return amount
-
-
 @app.command()
 def profiles(
-    name: Annotated[str | None, typer.Argument(help="Show one profile with its sources.")] = None, json: JsonOpt = False
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show one profile with its sources.", autocompletion=completing.profile_names),
+    ] = None,
+    json: JsonOpt = False,
 ) -> None:
     """List profiles, or show one with its sources.
 
@@ -96,7 +82,12 @@ def profiles(
 
 @app.command()
 def plan(
-    profile: Annotated[str | None, typer.Argument(help="A profile, or a file with one; default kimi-k2.5.")] = None,
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            help="A profile, or a file with one; default kimi-k2.5.", autocompletion=completing.profile_names
+        ),
+    ] = None,
     int4: Annotated[bool, typer.Option("--int4", help="The kimi-k2.5-int4 profile.")] = False,
     gpus: Annotated[str | None, typer.Option(help="On other devices, like H200:8.")] = None,
     context: Annotated[
@@ -106,7 +97,9 @@ def plan(
         int | None, typer.Option(min=1, help="Requests of that length at once: what does it take?")
     ] = None,
     checkpoint: Annotated[str | None, typer.Option(help="Force one of the profile's checkpoints.")] = None,
-    infra: Annotated[str | None, typer.Option(help="Where; default: what the profile says.")] = None,
+    infra: Annotated[
+        str | None, typer.Option(help="Where; default: what the profile says.", autocompletion=completing.places)
+    ] = None,
     duration: Annotated[str | None, typer.Option(help="Hard cap of the session, like 2h.")] = None,
     price: Annotated[str | None, typer.Option(help="Dollars per hour, where the figure shown is not yours.")] = None,
     preemptions: Annotated[
@@ -123,7 +116,13 @@ def plan(
     script: Annotated[
         Path | None, typer.Option("--from", help="A script with `vllm serve`: it becomes a profile.")
     ] = None,
-    engine_version: Annotated[str | None, typer.Option(help="With --from: the version that the script is for.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model without a profile: owner/name@revision on the hub, or a folder; needs --gpus."),
+    ] = None,
+    engine_version: Annotated[
+        str | None, typer.Option(help="With --from or --model: the version that the script is for, or to plan with.")
+    ] = None,
     lock: Annotated[
         bool, typer.Option("--lock", help="Print kimisession.lock.toml: the stack, image to flags.")
     ] = False,
@@ -132,9 +131,10 @@ def plan(
     ] = False,
     json: JsonOpt = False,
 ) -> None:
-    """Know before you pay: does it fit, with which flags, on which stack, how soon, for how much.
+    """Know before you pay: fit, flags, stack, minutes, dollars.
 
-    Nothing is rented and nothing is asked of the network. Exit code 5: it would not start.
+    Nothing is rented, and nothing is asked of the network but the sizes of a --model that was never read before.
+    Exit code 5: it would not start.
 
     Examples:
 
@@ -163,7 +163,11 @@ def plan(
         lock=lock,
         manifests=manifests,
     )
-    if script:
+    if model:
+        from kimisession.cli.any_model import run_model
+
+        run_model(model, engine_version, options)
+    elif script:
         from kimisession.cli.scripts import run_script
 
         run_script(script, engine_version, options)
@@ -175,11 +179,22 @@ def plan(
 
 @app.command()
 def seed(
-    profile: Annotated[str, typer.Argument(help="Whose weights.")] = "kimi-k2.5",
+    profile: Annotated[
+        str, typer.Argument(help="Whose weights.", autocompletion=completing.profile_names)
+    ] = "kimi-k2.5",
     source: Annotated[
-        Path | None, typer.Option("--from", help="A folder with the weights (safetensors and their index).")
+        str | None,
+        typer.Option("--from", help="A folder with the weights, or hub:OWNER/NAME. Default: the profile's repository."),
     ] = None,
-    bucket: Annotated[str | None, typer.Option(help="Where to: file:///folder. Default: one a profile.")] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Which of the profile's checkpoints.")] = None,
+    revision: Annotated[str | None, typer.Option(help="A commit, or a branch that is resolved to one, once.")] = None,
+    bucket: Annotated[
+        str | None, typer.Option(help="Where to: gs://NAME or file:///folder. Default: a folder of your own.")
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Make the bucket there, where the GPUs will be, unless it exists.")
+    ] = None,
+    here: Annotated[bool, typer.Option("--here", help="Send it from this machine; no byte touches its disk.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only read everything back and compare.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the seeded weights; asks for the name.")] = False,
     name: Annotated[
@@ -190,22 +205,36 @@ def seed(
 ) -> None:
     """Put weights into a bucket, sealed and checksummed.
 
-    Example: kimisession seed kimi-k2.5 --from /data/Kimi-K2.5
-    """
-    from kimisession.cli.seeding import run_seed
+    May be broken off at any moment and started again, here or elsewhere: finished files are not sent twice.
+    Repositories that ask for a token: export HF_TOKEN.
 
-    run_seed(profile, source, bucket, verify, delete, name, dry_run, json)
+    Examples:
+      kimisession seed kimi-k2.5 --here --bucket gs://NAME --region us-central1
+      kimisession seed kimi-k2.5 --from /data/Kimi-K2.5
+      kimisession seed kimi-k2.5 --verify --bucket gs://NAME
+    """
+    from kimisession.cli.seeding import SeedWords, run_seed
+
+    run_seed(
+        SeedWords(profile, source, checkpoint, revision, bucket, region, here, verify, delete, name, dry_run, json)
+    )
 
 
 @app.command()
 def start(
-    profile: Annotated[str | None, typer.Argument(help="What to run; default kimi-k2.5.")] = None,
+    profile: Annotated[
+        str | None, typer.Argument(help="What to run; default kimi-k2.5.", autocompletion=completing.profile_names)
+    ] = None,
     int4: Annotated[
         bool, typer.Option("--int4", help="The kimi-k2.5-int4 profile: 4-bit weights, 32K context.")
     ] = False,
     name: Annotated[str | None, typer.Option(help="The session's name; default: the profile's.")] = None,
     infra: Annotated[
-        str | None, typer.Option(help="Where: gcp, slurm, kubernetes or local. Default: what the profile says.")
+        str | None,
+        typer.Option(
+            help="Where: gcp, slurm, kubernetes or local. Default: what the profile says.",
+            autocompletion=completing.places,
+        ),
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="What it may use there, like H100:8.")] = None,
     idle: Annotated[str | None, typer.Option(help="End after this long without requests, like 20m.")] = None,
@@ -224,6 +253,9 @@ def start(
         typer.Option(
             "--on-demand-fallback", help="Where no spot machine is to be had, take one at full price, at most --price."
         ),
+    ] = False,
+    unguarded: Annotated[
+        bool, typer.Option("--unguarded", help="Although no reaper would end it from outside (kimisession guard).")
     ] = False,
     engine_python: Annotated[
         str | None, typer.Option(help="The Python that has the engine; default: this one.")
@@ -270,6 +302,7 @@ def start(
             port=port,
             engine_python=engine_python or said["engine_python"] or "",
             on_demand_fallback=on_demand_fallback,
+            unguarded=unguarded,
             webhook_file=webhook_file or said["webhook_file"],
             sets=tuple(sets or ()),
             typed=tuple(
@@ -278,6 +311,7 @@ def start(
                     ("--duration", duration),
                     ("--budget", budget),
                     ("--price", price),
+                    ("--idle", idle),
                     ("--gpus", gpus),
                     ("--set", sets or None),
                 )
@@ -293,7 +327,7 @@ def start(
 
 @app.command()
 def status(
-    name: NameArg = None,
+    name: AnyNameArg = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until the session is gone.")] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Those that are gone as well.")] = False,
     json: JsonOpt = False,
@@ -331,7 +365,7 @@ def connect(
 
 @app.command()
 def logs(
-    name: NameArg = None,
+    name: AnyNameArg = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the session ends.")] = False,
     run: Annotated[int | None, typer.Option(min=1, help="Of which start of the engine; default: the last.")] = None,
     folded: Annotated[bool, typer.Option("--fold", help="One line a phase instead of its progress.")] = False,
@@ -378,7 +412,9 @@ def bench(
     ] = None,
     json: JsonOpt = False,
 ) -> None:
-    """Measure latency, tokens per second, time to first token; kept in the ledger.
+    """Measure latency, tokens per second, time to first token.
+
+    What was measured is kept in the ledger.
 
     Examples:
 
@@ -401,6 +437,7 @@ def extend(
     added: Annotated[str, typer.Argument(help="How much longer, like 30m.")],
     name: NameArg = None,
     dry_run: DryOpt = False,
+    json: JsonOpt = False,
 ) -> None:
     """Move the hard cap, up to what the profile allows.
 
@@ -410,7 +447,7 @@ def extend(
     """
     from kimisession.cli.ending import run_extend
 
-    run_extend(name, _duration("", added) or 0, dry_run)
+    run_extend(name, _duration("", added) or 0, dry_run, json)
 
 
 @app.command()
@@ -419,16 +456,21 @@ def restart(
     sets: Annotated[list[str] | None, typer.Option("--set", help="An engine flag, like max-model-len=16384.")] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Back to the flags of before.")] = False,
     dry_run: DryOpt = False,
+    json: JsonOpt = False,
 ) -> None:
     """Change engine flags on the running machine.
 
     Weights and caches stay. An engine that does not start with them goes back to those of before.
 
-    Example: kimisession restart --set max-model-len=16384
+    Examples:
+
+      kimisession restart --set max-model-len=16384
+
+      kimisession restart --undo
     """
     from kimisession.cli.restarting import run_restart
 
-    run_restart(name, tuple(sets or ()), undo, dry_run)
+    run_restart(name, tuple(sets or ()), undo, dry_run, json)
 
 
 @app.command()
@@ -451,7 +493,7 @@ def stop(
 
 @app.command()
 def cost(
-    name: NameArg = None,
+    name: AnyNameArg = None,
     newest: Annotated[int, typer.Option("--last", min=1, help="How many sessions to list.")] = 20,
     json: JsonOpt = False,
 ) -> None:
@@ -464,6 +506,124 @@ def cost(
     run_cost(name, newest, json)
 
 
+ProjectOpt = Annotated[str, typer.Option(help="Google Cloud project; default: that of your credentials.")]
+
+
+@app.command()
+def sweep(
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete what is left over, and look until it is gone.")
+    ] = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Let this ledger know the sessions that it does not.")] = False,
+    owner: Annotated[
+        str | None, typer.Option(help="Only this one's, as it stands in the labels; default: everybody's.")
+    ] = None,
+    project: ProjectOpt = "",
+    install_timer: Annotated[
+        bool, typer.Option("--install-timer", help="Sweep with --delete every 15 minutes, by systemd.")
+    ] = False,
+    remove_timer: Annotated[bool, typer.Option("--remove-timer", help="Do that no more.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    json: JsonOpt = False,
+) -> None:
+    """List what of ours exists in a project, by labels alone.
+
+    Whoever began it, with or without this ledger. Exit code 7: something is left over.
+
+    Examples:
+
+      kimisession sweep
+
+      kimisession sweep --delete -y
+    """
+    from kimisession.cli.sweep_timer import install, remove
+    from kimisession.cli.sweeping import SweepOptions, run_sweep
+
+    if install_timer or remove_timer:
+        install(project) if install_timer else remove()
+        return
+    run_sweep(SweepOptions(project, owner, delete, adopt, yes, json))
+
+
+guard = typer.Typer(help="The reaper: ends what all other layers forgot.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(guard, name="guard")
+
+
+@guard.command("enable")
+def guard_enable(
+    zone: Annotated[str, typer.Option(help="Where its machine runs.")] = "us-central1-a",
+    service_account: Annotated[
+        str, typer.Option(help="E-mail of the account that it acts as; default: kimisession-reaper@PROJECT...")
+    ] = "",
+    network: Annotated[str, typer.Option(help="Of its machine.")] = "default",
+    project: ProjectOpt = "",
+    dry_run: DryOpt = False,
+) -> None:
+    """Create the reaper, or bring it up to date.
+
+    A tiny machine, one a project, that deletes sessions past their deadline every 3 minutes.
+
+    Example: kimisession guard enable --project my-project
+    """
+    from kimisession.cli.guarding import run_enable
+
+    run_enable(project, zone, service_account, network, dry_run)
+
+
+@guard.command("status")
+def guard_status(project: ProjectOpt = "", json: JsonOpt = False) -> None:
+    """Show when the reaper last looked. Exit code 1: not armed.
+
+    Example: kimisession guard status
+    """
+    from kimisession.cli.guarding import run_status
+
+    run_status(project, json)
+
+
+@guard.command("disable")
+def guard_disable(project: ProjectOpt = "", dry_run: DryOpt = False) -> None:
+    """Delete the reaper.
+
+    Example: kimisession guard disable
+    """
+    from kimisession.cli.guarding import run_disable
+
+    run_disable(project, dry_run)
+
+
+@guard.command("permissions")
+def guard_permissions(project: ProjectOpt = "", json: JsonOpt = False) -> None:
+    """Name what your account lacks in the project.
+
+    Example: kimisession guard permissions
+    """
+    from kimisession.cli.guarding import run_permissions
+
+    run_permissions(project, json)
+
+
+@app.command()
+def quota(
+    profile: Annotated[
+        str, typer.Argument(help="For which machine.", autocompletion=completing.profile_names)
+    ] = "kimi-k2.5",
+    gpus: Annotated[str | None, typer.Option(help="For other devices, like H200:8.")] = None,
+    region: Annotated[str | None, typer.Option(help="Only there.")] = None,
+    project: ProjectOpt = "",
+    json: JsonOpt = False,
+) -> None:
+    """Show the GPU quotas that a profile needs, and how to ask.
+
+    Exit code 3: no region has enough.
+
+    Example: kimisession quota kimi-k2.5 --region us-central1
+    """
+    from kimisession.cli.quotas import run_quota
+
+    run_quota(profile, gpus, region, project, json)
+
+
 config = typer.Typer(help="Show settings, and where each is from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config, name="config")
 
@@ -473,7 +633,14 @@ def config_show(
     origin: Annotated[bool, typer.Option("--origin", help="Say which file or variable won.")] = False,
     json: JsonOpt = False,
 ) -> None:
-    """Every setting and its value: flag > KIMISESSION_* > ./kimisession.toml > config.toml > default."""
+    """List every setting and its value.
+
+    What wins: flag > KIMISESSION_* > ./kimisession.toml > config.toml > default.
+
+    A value that no command could use is named, with exit code 2.
+
+    Example: kimisession config show --origin
+    """
     from kimisession.cli.configuring import show_config
 
     show_config(origin, json)
@@ -490,22 +657,66 @@ def rehearse(
     """Play a whole session here: no GPU, no cloud, no bill.
 
     Uses the real commands on a ledger of its own, and leaves nothing behind.
+
+    Example: kimisession rehearse --keep
     """
     from kimisession.cli.rehearsing import run_rehearse
 
     run_rehearse(engine, keep, tuple(sets or ()))
 
 
+@app.command("schema")
+def print_schema(
+    command: Annotated[
+        str | None, typer.Argument(help="Of which command's --json.", autocompletion=completing.schema_names)
+    ] = None,
+) -> None:
+    """Print the JSON Schema of what a command's --json prints.
+
+    Example: kimisession schema status
+    """
+    from kimisession.cli.schemas import print_schema
+
+    print_schema(command)
+
+
+@app.command("help")
+def print_help(
+    topic: Annotated[
+        str | None, typer.Argument(help="Which; without one they are listed.", autocompletion=completing.help_words)
+    ] = None,
+) -> None:
+    """Explain exit codes, --json, money, settings, editors.
+
+    Example: kimisession help exit-codes
+    """
+    from kimisession.cli.topics import print_topic
+
+    print_topic(topic)
+
+
+#: What the parser raises for words that it cannot read: a public name of typer's for the click inside it.
+_CannotBeParsed: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """The console script: one place where errors become a sentence and an exit code."""
-    debug = "--debug" in sys.argv
+    debug, show.SETTINGS.json = "--debug" in sys.argv, "--json" in sys.argv
     try:
-        app()
+        code = app(prog_name="kimisession", standalone_mode=False)
+        if code == Interrupted.exit_code:  # Ctrl-C where a command has nothing of its own to say
+            raise Interrupted("interrupted")
+        _leave(code or 0)
+    except _CannotBeParsed as error:
+        _cannot_be_parsed(error)
+    except (KeyboardInterrupt, typer.Abort):
+        show.error("interrupted", "", Interrupted.exit_code)
+        sys.exit(Interrupted.exit_code)
     except KimiError as error:
         if debug:
             raise
-        show.error(error.message, error.hint)
-        sys.exit(error.exit_code)
+        show.error(error.message, error.hint, error.exit_code)
+        _leave(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -516,6 +727,27 @@ def main() -> None:
             f"{error.filename or 'the system'}: {error.strerror or error}", "free space or mend permissions, try again"
         )
         sys.exit(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit. A session that is not proven gone outranks whatever else the command has to say."""
+    opening = sys.modules.get("kimisession.cli.opening")
+    told = opening.not_proven_gone() if opening and code != LeakSuspected.exit_code else None
+    if told:
+        show.error(told.message, told.hint, told.exit_code)
+    sys.exit(told.exit_code if told else code)
+
+
+def _cannot_be_parsed(error: Any) -> NoReturn:
+    """One sentence and the help to look at; a group without a command gets its help instead."""
+    from kimisession.cli.usage import usage_sentence
+
+    ctx = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and ctx:
+        show.out(ctx.get_help())
+    else:
+        show.error(*usage_sentence(error, sys.argv[1:]), UsageMistake.exit_code)
+    sys.exit(UsageMistake.exit_code)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ class Kept:
             "accelerators": event.accelerators,
             "stand_in": event.stand_in,
             **self.result,
+            "began_at": str(self.result.get("began_at", "")).replace("+00:00", "Z"),
         }
 
 
@@ -95,7 +96,7 @@ def kept(store: Store) -> list[Kept]:
         if isinstance(event, Benched) and result is not None:
             found.append(Kept(number, session, event, result))
         else:
-            show.say(f"{show.paint('damaged', 'yellow', sys.stderr)} bench {number} cannot be read")
+            show.warn("damaged", f"bench {number} cannot be read")
     return found
 
 

@@ -5,32 +5,49 @@ from decimal import Decimal
 
 from kimisession.cli import show
 from kimisession.cli.looking import raise_if_loud
-from kimisession.cli.opening import open_controller, pick, pick_live
+from kimisession.cli.opening import after_the_end, open_controller, pick, pick_live
 from kimisession.cli.sessions import REASONS, receipt, utc_now
 from kimisession.core.cost import cents, cost_of
 from kimisession.core.ledger import Session
-from kimisession.errors import LeakSuspected
+from kimisession.errors import LeakSuspected, UsageMistake
 from kimisession.node.policy import span
 
 
-def run_extend(name: str | None, added_s: int, dry_run: bool) -> None:
+def run_extend(name: str | None, added_s: int, dry_run: bool, json: bool) -> None:
     """Move the hard cap."""
     controller = open_controller()
     session, _ = pick_live(controller, name)
+    if not session.live:
+        raise UsageMistake(f"session {session.name} is gone: there is nothing to extend", after_the_end(session))
     if dry_run:
         moved = session.deadline + timedelta(seconds=added_s) if session.deadline else None
-        show.out(f"would move the hard cap of {session.name} to {show.moment(moved) if moved else 'nowhere'}")
+        show.would(f"move the hard cap of {session.name} to {show.moment(moved) if moved else 'nowhere'}")
         return
     session = controller.extend(session, added_s)
-    if session.deadline:
+    if json:
+        show.as_json("extended", extended_data(session, added_s))
+    elif session.deadline:
         show.out(f"{session.name}: hard cap moved to {show.moment(session.deadline)}")
+        show.next_step(f"kimisession status {session.name}")
+
+
+def extended_data(session: Session, added_s: int) -> dict[str, object]:
+    """An extension for --json."""
+    latest = session.request.latest if session.request else None
+    return {
+        "session": session.id,
+        "name": session.name,
+        "added_s": added_s,
+        "deadline": session.deadline,
+        "latest": latest,
+    }
 
 
 def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> None:
     """Tear down, prove it, print the receipt."""
     controller = open_controller()
     if everything:
-        sessions = [controller.store.session(row.session) for row in controller.store.rows(live_only=True)]
+        sessions = [controller.store.session(session_id) for session_id in controller.open_ids()]
     else:
         sessions = [pick(controller, name, gone_too=name is not None)]
     if not sessions:
@@ -38,7 +55,7 @@ def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> N
     failed: LeakSuspected | None = None
     for session in sessions:
         if dry_run:
-            show.out(f"would stop {session.name}: {', '.join(r.id for r in session.resources) or 'nothing exists yet'}")
+            show.would(f"stop {session.name}: {', '.join(r.id for r in session.resources) or 'nothing exists yet'}")
             continue
         if not session.live:
             show.say(f"{session.name} is gone already")
@@ -119,12 +136,11 @@ def run_cost(name: str | None, newest: int, json: bool) -> None:
         cost = cost_of(session_now, now) if session_now else None
         usd = cost.usd if cost else row.usd
         seconds = max((line.seconds for line in cost.lines), default=Decimal(0)) if cost else Decimal(row.seconds)
-        mark = "pretended" if row.pretended else ("so far" if row.live else "")
-        ended = REASONS.get(row.reason, row.reason) if not row.live else row.state
-        lines.append(
-            (row.name, f"{row.requested_at:%Y-%m-%d %H:%M}", span(float(seconds)), cents(usd), mark, row.profile, ended)
-        )
-    show.table(("NAME", "BEGAN (UTC)", "UP", "COST", "", "PROFILE", "END"), lines, frozenset({2, 3}))
+        end = f"{row.state}, so far" if row.live else REASONS.get(row.reason, row.reason)
+        end += ", pretended" if row.pretended else ""
+        began = f"{row.requested_at:%Y-%m-%d %H:%M}"
+        lines.append((row.name, began, span(float(seconds)), cents(usd), row.profile, end))
+    show.table(("NAME", "BEGAN (UTC)", "UP", "COST", "PROFILE", "END"), lines, frozenset({1, 2, 3}))
     show.out(
         f"{count} {'session' if count == 1 else 'sessions'} took {cents(total)} in all"
         if count

@@ -4,24 +4,26 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from kimisession.cli import show
-from kimisession.cli.opening import open_controller, pick, pick_live, pick_ready
+from kimisession.cli.opening import after_the_end, open_controller, pick, pick_live, pick_ready
 from kimisession.cli.sessions import (
+    REASONS,
     began_at,
     ended_at,
     ends_text,
     page,
+    phase_now,
     seconds_since,
     spent,
-    state_text,
     summary,
     utc_now,
 )
 from kimisession.core.cost import cents
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import Observation
-from kimisession.errors import KimiError, LeakSuspected
+from kimisession.errors import KimiError, LeakSuspected, UsageMistake
 from kimisession.node.policy import span
 
 
@@ -47,18 +49,20 @@ def run_status(name: str | None, watch: bool, everything: bool, json: bool) -> N
     elif name is not None:
         show.out(show.paint(found[0][0].name, "bold", sys.stdout))
         show.pairs(page(*found[0], now))
+        show.next_step(*_next_of(found[0][0]))
     elif not found:
         show.out("no session is running")
-        show.next_step("kimisession start")
+        show.next_step("kimisession start", "kimisession status --all")
     else:
-        show.table(
-            ("NAME", "STATE", "UP", "SPENT", "$/H", "NEXT END"),
-            [_row(*pair, now) for pair in found],
-            frozenset({2, 3, 4}),
-        )
-        show.next_step("kimisession status NAME, kimisession connect NAME, kimisession stop NAME")
+        show.table(HEAD, [row(*pair, now) for pair in found], FIGURES)
+        running = [session for session, _ in found if session.live]
+        if running:
+            name = running[0].name if len(running) == 1 else "NAME"
+            show.next_step(*(f"kimisession {word} {name}" for word in ("status", "connect", "stop")))
+        else:
+            show.next_step("kimisession cost NAME", "kimisession start")
     for text in controller.store.damaged():
-        show.say(f"{show.paint('damaged', 'yellow', sys.stderr)} {text}")
+        show.warn("damaged", text)
     raise_if_loud([session for session, _ in found])
 
 
@@ -72,13 +76,37 @@ def raise_if_loud(sessions: list[Session]) -> None:
         )
 
 
-def _row(session: Session, seen: Observation, now: object) -> tuple[str, ...]:
-    at, began = utc_now(), began_at(session)
-    up = span(seconds_since(began, ended_at(session) or at)) if began else "-"
+#: The columns of `status`, and those of them that hold figures.
+HEAD = ("NAME", "STATE", "UP", "SPENT", "$/H", "NEXT END")
+FIGURES = frozenset({2, 3, 4})
+
+
+def row(session: Session, seen: Observation, now: datetime) -> tuple[str, ...]:
+    """One session in the list; of one that is gone the last column says why it ended."""
+    began = began_at(session)
+    up = span(seconds_since(began, ended_at(session) or now)) if began else "-"
     price = cents(session.request.usd_per_hour) if session.request else "?"
-    next_end = ends_text(session, seen, at) if session.live else session.reason
-    state = state_text(session, seen) if session.live else session.state.value
-    return session.name, state, up, cents(spent(session, at)), price, next_end
+    state = phase_now(session, seen).partition(" (")[0] if session.live else session.state.value
+    return session.name, state, up, cents(spent(session, now)), price, _last_column(session, seen, now)
+
+
+def _last_column(session: Session, seen: Observation, now: datetime) -> str:
+    if not session.live:
+        return f"ended: {REASONS.get(session.reason, session.reason)}"
+    if session.unconfirmed:
+        return f"not proven gone: {session.unconfirmed}"
+    if seen.present is None:
+        return f"cannot be seen now: {seen.why}"
+    return ends_text(session, seen, now).partition(", ")[0]
+
+
+def _next_of(session: Session) -> tuple[str, ...]:
+    if not session.live:
+        return (after_the_end(session),)
+    if session.state is State.READY:
+        words = ("connect", "test", "stop")
+        return tuple(f"kimisession {word} {session.name}" for word in words)
+    return f"kimisession status {session.name} --watch", f"kimisession stop {session.name}"
 
 
 def run_connect(name: str | None, export: bool, thinking: bool, json: bool) -> None:
@@ -118,7 +146,13 @@ def run_logs(name: str | None, follow: bool, run: int | None, folded: bool) -> N
     controller = open_controller()
     session = pick(controller, name, gone_too=True)
     if session.request is None:
-        raise KimiError(f"the ledger has lost what session {session.id} was")
+        raise KimiError(f"the ledger has lost what session {session.id} was", "kimisession status --all")
+    if run is not None and run > session.run:
+        had = {1: "was started once", 2: "was started twice"}.get(session.run, f"was started {session.run} times")
+        raise UsageMistake(
+            f"--run: the engine of {session.name} {had}, so there is no log of start {run}",
+            f"kimisession logs {session.name} --run {session.run}",
+        )
     try:
         lines = controller.engines(session.request.infra).logs(session.id, follow, run)
         for line in fold_phases(session.request.profile, lines) if folded else lines:
@@ -175,7 +209,7 @@ def run_test(name: str | None, max_tokens: int, json: bool) -> None:
         return
     show.out(f"{show.paint(request.served_name, 'bold', sys.stdout)}{no_model(session)}")
     show.table(("QUESTION", "SECONDS", "TOKENS", "TOK/S", "ANSWER"), rows, frozenset({1, 2, 3}))
-    show.next_step(f"kimisession connect {session.name}, kimisession status {session.name} --watch")
+    show.next_step(f"kimisession connect {session.name}", f"kimisession status {session.name} --watch")
 
 
 def no_model(session: Session) -> str:

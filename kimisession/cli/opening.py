@@ -3,15 +3,34 @@
 from kimisession.controller import Controller
 from kimisession.core.ledger import Session, SessionRequested, State
 from kimisession.core.lifecycle import Observation
-from kimisession.errors import KimiError, UsageMistake
+from kimisession.errors import KimiError, LeakSuspected, UsageMistake
 from kimisession.paths import state_home
-from kimisession.store import open_store
+from kimisession.settings import settings
+from kimisession.store import Store, open_store
+
+#: The ledgers that this process opened.
+_OPENED: list[Store] = []
 
 
 def open_controller() -> Controller:
-    """The controller over this user's ledger."""
-    home = state_home()
-    return Controller(open_store(home), home / "keys")
+    """The controller over this user's ledger, which looks on the configured place too."""
+    home, infra = state_home(), settings()["infra"].value
+    store = open_store(home)
+    _OPENED.append(store)
+    return Controller(store, home / "keys", places=tuple(filter(None, ("local", infra))))
+
+
+def not_proven_gone() -> LeakSuspected | None:
+    """What every command says that opened a ledger in which a session is not proven gone; None when all is well."""
+    if not _OPENED:
+        return None
+    loud = [row for row in _OPENED[-1].rows(live_only=True) if row.state == State.UNCONFIRMED.value]
+    if not loud:
+        return None
+    return LeakSuspected(
+        f"not proven gone, and perhaps billed: {', '.join(row.name for row in loud)}",
+        f"kimisession stop {loud[0].name} tries again",
+    )
 
 
 def pick(controller: Controller, name: str | None, *, gone_too: bool = False) -> Session:
@@ -37,12 +56,17 @@ def pick_ready(controller: Controller, name: str | None) -> tuple[Session, Sessi
     """`pick_live` of a session whose endpoint serves, with what it was started as. Raises KimiError otherwise."""
     session, _ = pick_live(controller, name)
     if session.state is not State.READY:
-        raise KimiError(
-            f"session {session.name} is {session.state.value}, not ready", f"kimisession status {session.name} --watch"
-        )
+        what = f"session {session.name} is {session.state.value}, not ready"
+        raise KimiError(what, f"kimisession status {session.name} --watch" if session.live else after_the_end(session))
     if session.request is None:
         raise KimiError(f"the ledger has lost what session {session.id} was")
     return session, session.request
+
+
+def after_the_end(session: Session) -> str:
+    """What people can do about a session that is gone."""
+    again = f"kimisession start {session.request.profile}" if session.request else "kimisession start"
+    return f"kimisession cost {session.name} shows what it took, {again} begins another"
 
 
 def pick_live(controller: Controller, name: str | None) -> tuple[Session, Observation]:

@@ -4,7 +4,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -16,7 +16,8 @@ from kimisession.core.launch import flags_to_argv
 from kimisession.core.plan.coldstart import ColdStartPlan, history_of
 from kimisession.core.plan.from_flags import tokens_of
 from kimisession.core.plan.models import ModelCard, ModelUnknown
-from kimisession.core.plan.session_plan import Question, SessionPlan, plan_session
+from kimisession.core.plan.prices import Offer
+from kimisession.core.plan.session_plan import UNBILLED, Question, SessionPlan, known_price, plan_session
 from kimisession.core.plan.setup import Figure
 from kimisession.core.plan.stack import Contradiction, Lock
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
@@ -32,7 +33,7 @@ T = TypeVar("T")
 #: Past starts that are looked at for one's own times.
 NEWEST = 20
 
-_MARK = {"starts": "green", "borderline": "yellow", "does not start": "red", "not known": "yellow"}
+_MARK: dict[str, show.Style] = {"starts": "bold", "borderline": "warn", "does not start": "bad", "not known": "warn"}
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,19 @@ class PlanOptions:
 
 def run_plan(options: PlanOptions) -> None:
     """One profile on one screen. Ends with exit code 5 when it does not start."""
-    plan = make_plan(load_profile(options.profile), options)
+    show_plan(make_plan(load_profile(options.profile), options), options)
+
+
+def show_plan(plan: SessionPlan, options: PlanOptions, source: tuple[str, ...] = ()) -> None:
+    """A plan as the options ask for it; `source` says where the model's sizes are from. Raises DoesNotFit."""
     if options.lock:
         _print_lock(plan)
     elif options.manifests:
         _print_manifests(plan)
     elif options.json:
-        show.as_json("plan", as_data(plan))
+        show.as_json("plan", {**as_data(plan), **({"model": source[0]} if source else {})})
     else:
-        _print_screen(plan, options)
+        _print_screen(plan, options, source)
     if plan.answer == "does not start":
         raise DoesNotFit(f"{plan.question.profile.name} would not start: {plan.reason}", _way_out(plan))
 
@@ -93,12 +98,12 @@ def _narrow(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 58, break_long_words=False, break_on_hyphens=False)
 
 
-def make_plan(profile: Profile, options: PlanOptions) -> SessionPlan:
-    """The plan of a profile with the user's wishes. Raises UsageMistake."""
+def make_plan(profile: Profile, options: PlanOptions, card: ModelCard | None = None) -> SessionPlan:
+    """The plan of a profile with the user's wishes; `card` describes its model where no shipped card does.
+    Raises UsageMistake."""
     accelerator, count = checked(lambda: parse_accelerators(options.gpus or profile.hardware.accelerators[0]), "--gpus")
-    checkpoint = checked(
-        lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), "--checkpoint"
-    )
+    blamed = "--gpus" if options.gpus and not options.checkpoint else "--checkpoint"
+    checkpoint = checked(lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), blamed)
     infra = options.infra or profile.hardware.infra
     question = Question(
         profile=profile,
@@ -109,7 +114,7 @@ def make_plan(profile: Profile, options: PlanOptions) -> SessionPlan:
         flags={**profile.engine.flags, **checkpoint.flags, **(options.sets or {})},
         tables=known_flags,
         now=datetime.now(UTC),
-        card=card_of(checkpoint.repo),
+        card=card or card_of(checkpoint.repo),
         context=options.context,
         concurrency=options.concurrency,
         usd_per_hour=options.price_usd,
@@ -152,6 +157,21 @@ def card_of(repo: str) -> ModelCard | None:
         return None
 
 
+def price_elsewhere(profile: Profile, machine: str, infra: str) -> tuple[Decimal, str] | None:
+    """What another machine than the profile's own costs an hour, and where that is from; None where the profile's own
+    figure stands. Raises UsageMistake where nobody here knows."""
+    if machine == profile.hardware.accelerators[0] or infra in UNBILLED or profile.price.pretended:
+        return None
+    accelerator, count = parse_accelerators(machine)
+    market = _market(infra, accelerator.name, count)
+    usd, ground = known_price(profile, machine, infra, market, datetime.now(UTC))
+    if usd is None:
+        raise UsageMistake(
+            f"--gpus {machine}: {ground}", f"kimisession start {profile.name} --gpus {machine} --price 20"
+        )
+    return usd, ground
+
+
 def _market(infra: str, accelerator: str, count: int) -> Any:
     if infra in ("local", "slurm", "kubernetes"):
         return None
@@ -188,20 +208,20 @@ def fit_line(plan: SessionPlan) -> str | None:
 # --- the screen ------------------------------------------------------------------------------------------------------
 
 
-def _print_screen(plan: SessionPlan, options: PlanOptions) -> None:
+def _print_screen(plan: SessionPlan, options: PlanOptions, source: tuple[str, ...]) -> None:
     question = plan.question
     device = plan.holding.gpu or question.accelerator.name
     head = f"{question.profile.name} on {device} x {question.count} ({question.infra})"
     answer = {"starts": "fits", "borderline": "may fit", "does not start": "DOES NOT START"}.get(plan.answer, "unknown")
     painted = show.paint(answer, _MARK[plan.answer], sys.stdout)
     show.out(f"{show.paint(head, 'bold', sys.stdout)}: {painted}")
-    show.pairs(_rows(plan))
+    show.pairs([*_rows(plan), *(("sizes", _wrapped(text)) for text in source)])
     if options.explain:
         for title, lines in explained(plan):
             show.out(f"\n{show.paint(title, 'bold', sys.stdout)}")
             for line in lines:
                 show.out(textwrap.fill(line, 118, initial_indent="  ", subsequent_indent="    "))
-    if plan.answer != "does not start":
+    if plan.answer != "does not start" and not source:
         show.next_step(_next(plan, options))
 
 
@@ -225,9 +245,9 @@ def _rows(plan: SessionPlan) -> list[tuple[str, str]]:
     rows += _stack_rows(plan)
     if plan.start:
         rows.append(("ready in", _wrapped(_ready(plan.start))))
-    rows.append(("price", _wrapped(f"{cents(cost.usd_per_hour)}/h: {plan.price_ground}")))
+    rows.append(("price", _wrapped(_price(plan))))
     rows.append(("costs", _wrapped(_costs(plan))))
-    if cost.usd_per_hour > 0 and not question.profile.price.pretended:
+    if plan.price_known and cost.usd_per_hour > 0 and not question.profile.price.pretended:
         rows.append(
             (
                 "or an API",
@@ -253,10 +273,13 @@ def _memory_rows(plan: SessionPlan) -> list[tuple[str, str]]:
         rows.append(
             (
                 "holds",
-                f"{_span(fit.kv_tokens, 0)} tokens; {fit.resolved.max_model_len:,} at once "
-                f"{_span(fit.concurrency, 1)} times",
+                _wrapped(
+                    f"{_span(fit.kv_tokens, 0)} tokens; {fit.resolved.max_model_len:,} at once "
+                    f"{_span(fit.concurrency, 1)} times; one request alone may have {fit.longest_context.value:,.0f}"
+                ),
             )
         )
+        rows.append(("needs", f"host RAM {_span(fit.host_ram_gib, 0)} GiB, disk {_span(fit.disk_gib, 0)} GiB"))
         rows.append(("trust", _wrapped(fit.kv_gib_per_gpu.ground)))
     if host:
         rows.append(
@@ -317,15 +340,25 @@ def _short(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 90 else f"{seconds / 60:.1f}m"
 
 
+def _price(plan: SessionPlan) -> str:
+    if not plan.price_known:
+        return f"not known: {plan.price_ground}"
+    return f"{cents(plan.cost.usd_per_hour)}/h: {plan.price_ground}"
+
+
 def _costs(plan: SessionPlan) -> str:
     cost = plan.cost
-    if not cost.usd_per_hour:
+    if plan.price_known and not cost.usd_per_hour:
         return "nothing by the hour"
     parts = []
+    if not plan.price_known:
+        parts.append("the session: not known without a price per hour")
+        cost = replace(cost, cold_start=None, preemption=None)
     if cost.cold_start:
         low, value, high = cost.cold_start
         parts.append(f"cold start {cents(value)} ({cents(low)} to {cents(high)})")
-    parts.append(f"{cents(cost.worst)} at worst for {span(int(cost.hours * 3600))}")
+    if plan.price_known:
+        parts.append(f"{cents(cost.worst)} at worst for {span(int(cost.hours * 3600))}")
     if cost.preemption is not None:
         parts.append(f"{cents(cost.preemption)} expected for starts again after preemption")
     if cost.seeding_once is not None and cost.bucket_per_month is not None:
@@ -423,20 +456,31 @@ def _cost_lines(plan: SessionPlan) -> list[str]:
     )
 
     cost, gib = plan.cost, plan.question.checkpoint.bytes / 2**30
-    lines = [f"at worst: {span(int(cost.hours * 3600))} x {cents(cost.usd_per_hour)}/h = {cents(cost.worst)}"]
+    lines = [f"price: {_price(plan)}"]
+    if plan.price_known:
+        lines.append(f"at worst: {span(int(cost.hours * 3600))} x {cents(cost.usd_per_hour)}/h = {cents(cost.worst)}")
+    lines += [f"offer: {_offer(offer)}" for offer in (plan.question.market.offers if plan.question.market else ())[:5]]
     if cost.seeding_once is not None and cost.bucket_per_month is not None:
         lines.append(f"seeding: {SEED_HOURS} h x ${SEED_VM_USD_PER_HOUR} [public write-up, February 2026]")
         lines.append(
             f"bucket: {gib:.1f} GiB x ${BUCKET_USD_PER_GIB_MONTH} = {cents(cost.bucket_per_month)} a month "
             "[Google's price list, Standard, us-central1, read 2026-09-20]"
         )
-    lines.append(
-        f"break-even: {cents(cost.usd_per_hour)} / ${plan.question.api_usd_per_million} x 1,000,000 = "
-        f"{cost.break_even_tokens_per_hour:,} tokens an hour [{API_GROUND}]"
-    )
+    if plan.price_known and cost.usd_per_hour:
+        lines.append(
+            f"break-even: {cents(cost.usd_per_hour)} / ${plan.question.api_usd_per_million} x 1,000,000 = "
+            f"{cost.break_even_tokens_per_hour:,} tokens an hour [{API_GROUND}]"
+        )
     if plan.question.preemptions_per_hour is None:
         lines.append("preemption: no rate was stated (--preemptions-per-hour), so nothing is added for it")
     return lines
+
+
+def _offer(offer: Offer) -> str:
+    """One zone: what a catalog asks for there."""
+    kinds = (("spot", offer.spot_usd), ("on demand", offer.on_demand_usd))
+    asks = ", ".join(f"{cents(usd)}/h {kind}" for kind, usd in kinds if usd is not None)
+    return f"{offer.zone} {offer.instance}: {asks}"
 
 
 def as_data(plan: SessionPlan) -> dict[str, Any]:
@@ -479,15 +523,15 @@ def as_data(plan: SessionPlan) -> dict[str, Any]:
             "warnings": [f.sentence for f in plan.stack.warnings],
         },
         "cold_start": _start_data(plan.start),
-        "price": {"usd_per_hour": cost.usd_per_hour, "ground": plan.price_ground},
+        "price": {"usd_per_hour": cost.usd_per_hour if plan.price_known else None, "ground": plan.price_ground},
         "cost": {
-            "cold_start_usd": cost.cold_start[1] if cost.cold_start else None,
-            "worst_usd": cost.worst,
+            "cold_start_usd": cost.cold_start[1] if cost.cold_start and plan.price_known else None,
+            "worst_usd": cost.worst if plan.price_known else None,
             "hours": cost.hours,
             "seeding_once_usd": cost.seeding_once,
             "bucket_usd_per_month": cost.bucket_per_month,
-            "preemption_usd": cost.preemption,
-            "break_even_output_tokens_per_hour": cost.break_even_tokens_per_hour,
+            "preemption_usd": cost.preemption if plan.price_known else None,
+            "break_even_output_tokens_per_hour": cost.break_even_tokens_per_hour if plan.price_known else None,
         },
         "offers": [
             {"zone": o.zone, "instance": o.instance, "spot_usd": o.spot_usd, "on_demand_usd": o.on_demand_usd}

@@ -53,9 +53,9 @@ def run_rehearse(engine: str, keep: bool, sets: tuple[str, ...] = ()) -> None:
     finally:
         play.clean(keep)
     show.say(
-        f"\n{show.paint('Rehearsed', 'green', sys.stderr)} in {span(time.monotonic() - began)}; nothing is left running."
+        f"\n{show.paint('Rehearsed', 'bold', sys.stderr)} in {span(time.monotonic() - began)}; nothing is left running."
     )
-    show.next_step("kimisession profiles; with GPUs in this machine: kimisession start PROFILE --infra local")
+    show.next_step("kimisession profiles", "kimisession plan kimi-k2.5")
 
 
 class _Play:
@@ -74,7 +74,7 @@ class _Play:
 
     def command(self, *words: str, must_work: bool = True) -> None:
         """Show the command line, run it, and stop at the first that fails."""
-        show.say(show.paint(f"\n$ kimisession {' '.join(words)}", "cyan", sys.stderr))
+        show.say(show.paint(f"\n$ kimisession {' '.join(words)}", "bold", sys.stderr))
         code = subprocess.run([*self.argv, *words], env=self.env, cwd=self.home, check=False).returncode
         if code and must_work:
             raise EngineFailed(

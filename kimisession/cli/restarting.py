@@ -1,24 +1,24 @@
 """`kimisession restart`: other engine flags on the machine that runs."""
 
 from kimisession.cli import show
-from kimisession.cli.opening import open_controller, pick_live
-from kimisession.cli.sessions import Progress, began_at, page, receipt, seconds_since, spent, utc_now, why_text
+from kimisession.cli.opening import open_controller, pick_ready
+from kimisession.cli.sessions import Progress, began_at, page, receipt, seconds_since, spent, summary, utc_now, why_text
 from kimisession.cli.starting import parse_set
 from kimisession.core.cost import cents, price_of
 from kimisession.core.ledger import Session
 from kimisession.errors import EngineFailed, Interrupted, UsageMistake
 
 
-def run_restart(name: str | None, sets: tuple[str, ...], undo: bool, dry_run: bool) -> None:
+def run_restart(name: str | None, sets: tuple[str, ...], undo: bool, dry_run: bool, json: bool) -> None:
     """Restart, follow, and say what it saved against a fresh start."""
     if bool(sets) == undo:
         raise UsageMistake("say either what to change or --undo", "kimisession restart --set max-model-len=16384")
     changes = None if undo else dict(parse_set(text) for text in sets)
     controller = open_controller()
-    before, _ = pick_live(controller, name)
+    before, _ = pick_ready(controller, name)
     if dry_run:
         what = "the flags of before" if changes is None else " ".join(f"{k}={v}" for k, v in changes.items())
-        show.out(f"would restart the engine of {before.name} with {what}; weights and caches stay")
+        show.would(f"restart the engine of {before.name} with {what}; weights and caches stay")
         return
     progress = Progress(countdown=False)
     list(progress.lines(before, controller.refresh(before)[1], utc_now()))  # what was told when it started
@@ -34,16 +34,21 @@ def run_restart(name: str | None, sets: tuple[str, ...], undo: bool, dry_run: bo
         ) from None
     show.clear()
     if not session.live or seen is None:
-        receipt(session, utc_now())
+        if not json:
+            receipt(session, utc_now())
         raise EngineFailed(f"session {session.name} ended: {why_text(session)}", f"kimisession logs {session.name}")
-    show.pairs(page(session, seen, utc_now()))
+    if json:
+        show.as_json("session", summary(session, seen, utc_now()))
+    else:
+        show.pairs(page(session, seen, utc_now()))
     if session.run > before.run + 1:
         raise EngineFailed(
             "the engine did not start with these flags and runs with those of before",
             f"kimisession logs {session.name} --run {before.run + 1} shows why",
         )
-    show.out(saved(session))
-    show.next_step(f"kimisession test {session.name}; kimisession restart {session.name} --undo goes back")
+    if not json:
+        show.out(saved(session))
+        show.next_step(f"kimisession test {session.name}", f"kimisession restart {session.name} --undo")
 
 
 def saved(session: Session) -> str:

@@ -44,7 +44,7 @@ def run_script(path: Path, version: str | None, options: PlanOptions) -> None:
     if guessed:
         show.say(f"the script pins no version: read as {engine}; --engine-version says otherwise")
     for refusal in refused:
-        show.say(f"{show.paint('refused', 'red', sys.stderr)} by {engine}: {refusal}")
+        show.say(f"{show.paint('refused', 'bad', sys.stderr)} by {engine}: {refusal}")
     show.say(f"the rest: {plan.answer}: {plan.reason}")
     show.out(text.rstrip("\n"))
     show.next_step(

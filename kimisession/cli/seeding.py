@@ -4,9 +4,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from kimisession.cli import show
+from kimisession.core.launch import label_value
+from kimisession.core.profile import Checkpoint, Profile
 from kimisession.errors import KimiError, UsageMistake
 from kimisession.node.policy import span
 from kimisession.paths import buckets_home
@@ -15,10 +18,11 @@ from kimisession.rehearsal.dummy_kimi import make_dummy_kimi
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from kimisession.rehearsal.standin_model import make_standin_model
 from kimisession.weights.bucket import Bucket, open_bucket
-from kimisession.weights.manifest import Manifest
+from kimisession.weights.manifest import Manifest, is_commit
+from kimisession.weights.pace import Pacing
 from kimisession.weights.seal import Progress, delete, read_seal, verify
 from kimisession.weights.seed import seed
-from kimisession.weights.source import FolderSource
+from kimisession.weights.source import FolderSource, Source
 
 #: Profiles whose weights are made on the spot: nothing has to be downloaded for a rehearsal.
 MADE_HERE: dict[str, Callable[[Path], object]] = {
@@ -33,49 +37,106 @@ def bucket_url(profile: str, given: str | None) -> str:
     return given or f"file://{buckets_home() / profile}"
 
 
-def run_seed(
-    profile_name: str,
-    source: Path | None,
-    bucket: str | None,
-    check_only: bool,
-    remove: bool,
-    confirm_name: str | None,
-    dry_run: bool,
-    json: bool,
-) -> None:
+@dataclass(frozen=True)
+class SeedWords:
+    """What `kimisession seed` was told. `source` is a folder, or `hub:owner/name`; None: the profile's own checkpoint."""
+
+    profile: str
+    source: str | None = None
+    checkpoint: str | None = None
+    revision: str | None = None
+    bucket: str | None = None
+    region: str | None = None
+    here: bool = False
+    verify: bool = False
+    delete: bool = False
+    name: str | None = None
+    dry_run: bool = False
+    json: bool = False
+
+
+def run_seed(words: SeedWords) -> None:
     """Seed, verify or delete."""
-    profile = load_profile(profile_name)
-    url = bucket_url(profile.name, bucket)
-    if remove:
-        _delete(open_bucket(url), confirm_name, dry_run)
+    profile = load_profile(words.profile)
+    url = bucket_url(profile.name, words.bucket)
+    if words.delete:
+        _delete(open_bucket(url), words.name, words.dry_run)
         return
-    if check_only:
+    if words.verify:
         manifest = read_seal(open_bucket(url))
         verify(open_bucket(url), manifest, _Telling("verified"), deep=True)
-        _print(url, manifest, json)
+        _print(url, manifest, words.json)
         return
-    maker = MADE_HERE.get(profile.name)
-    if source is None and maker is None:
+    checkpoint = _checkpoint(profile, words.checkpoint)
+    maker = MADE_HERE.get(profile.name) if words.source is None else None
+    source = None if maker else _source(checkpoint.repo, words)
+    if url.startswith("gs://") and not words.here:
         raise UsageMistake(
-            "this version seeds from a folder only",
-            f"download the weights, then: kimisession seed {profile.name} --from FOLDER",
+            f"a whole model into {url} is hours over a slow line, and this version rents no machine for it by itself",
+            f"sky launch sky/seed-weights.yaml --env BUCKET={url} --down, or add --here to send it from this machine",
         )
-    if source is not None and not source.is_dir():
-        raise UsageMistake(f"{source} is not a folder", "point --from at the folder with the safetensors files")
-    if dry_run:
-        show.out(f"would seed {source or 'weights made on the spot'} into {url}")
+    if words.dry_run:
+        show.would(f"seed {source.name if source else 'weights made on the spot'} into {url}")
         return
+    if url.startswith("gs://"):
+        _ensure_bucket(url, words.region, profile.name)
     with tempfile.TemporaryDirectory(prefix="kimisession-weights-") as made:
         if source is None and maker is not None:
             maker(Path(made))
         began = time.monotonic()
-        folder = FolderSource(source or Path(made))
-        manifest = seed(folder, open_bucket(url), model=profile.checkpoints[0].repo, progress=_Telling("seeded"))
+        manifest = seed(
+            source or FolderSource(Path(made)),
+            open_bucket(url),
+            model=checkpoint.repo,
+            revision=words.revision if words.revision and is_commit(words.revision) else None,
+            progress=_Telling("seeded"),
+        )
     took = time.monotonic() - began
     show.say(f"sealed {len(manifest.files)} files, {show.size(manifest.total_bytes)} in {took:.1f} s")
-    _print(url, manifest, json)
-    if not json:
-        show.next_step(f"kimisession start {profile.name}")
+    _print(url, manifest, words.json)
+    if not words.json:
+        show.next_step(f"kimisession start {profile.name}" + (f" --bucket {url}" if words.bucket else ""))
+
+
+def _checkpoint(profile: Profile, wanted: str | None) -> Checkpoint:
+    """The profile's checkpoint of this name; the first without a name. Raises UsageMistake."""
+    for checkpoint in profile.checkpoints:
+        if wanted in (None, checkpoint.name):
+            return checkpoint
+    names = " or ".join(checkpoint.name for checkpoint in profile.checkpoints)
+    raise UsageMistake(f"profile {profile.name} has no checkpoint {wanted!r}", f"use --checkpoint {names}")
+
+
+def _source(repo: str, words: SeedWords) -> Source:
+    """Where the weights come from. Raises UsageMistake before anything is asked of the network."""
+    given = words.source
+    if given is None or given.startswith("hub:"):
+        from kimisession.weights.hub import HubSource
+
+        return HubSource(given.removeprefix("hub:") if given else repo, words.revision or "main")
+    if words.revision:
+        raise UsageMistake("--revision is a commit on the hub, and --from is a folder", "leave --revision out")
+    if not Path(given).is_dir():
+        raise UsageMistake(f"{given} is not a folder", "point --from at the folder with the safetensors files")
+    return FolderSource(Path(given))
+
+
+def _ensure_bucket(url: str, region: str | None, profile: str) -> None:
+    """Make the bucket when a region was given; say what it costs there. Raises WeightsError, UsageMistake."""
+    from kimisession.weights.gcs import GcsBucket, create_bucket
+
+    bucket = GcsBucket.at(url)
+    if region is None:
+        if not bucket.exists():
+            raise UsageMistake(
+                f"{url} does not exist", "add --region, where the GPUs will be, to make it: --region us-central1"
+            )
+        return
+    labels = {"kimisession": "weights", "kimisession-profile": label_value(profile)}
+    if create_bucket(bucket.client, bucket.bucket_name, location=region, labels=labels):
+        show.say(
+            f"made gs://{bucket.bucket_name} in {region}: standard class, uniform access, nothing public, no soft delete"
+        )
 
 
 def _print(url: str, manifest: Manifest, json: bool) -> None:
@@ -102,32 +163,51 @@ def _print(url: str, manifest: Manifest, json: bool) -> None:
             ("written", f"{manifest.written_at} by {manifest.written_by}"),
         ]
     )
+    monthly = _monthly(url, manifest.total_bytes)
+    if monthly:
+        show.pairs([("to keep", monthly)])
     rows = [(f.path, show.size(f.size), str(len(f.parts)), f.crc32c, f.sha256[:16]) for f in manifest.files]
     total = ("total", show.size(manifest.total_bytes), str(sum(len(f.parts) for f in manifest.files)), "", "")
     show.table(("FILE", "SIZE", "PARTS", "CRC32C", "SHA256"), [*rows, total], frozenset({1, 2}))
 
 
+def _monthly(url: str, weights_bytes: int) -> str:
+    """What keeping the weights costs a month, in words; empty for a folder."""
+    if not url.startswith("gs://"):
+        return ""
+    from kimisession.weights.gcs import GcsBucket
+    from kimisession.weights.storage_cost import usd_per_month
+
+    location = GcsBucket.at(url).location()
+    usd = usd_per_month(weights_bytes, location)
+    if usd is None:
+        return f"not priced: no storage price is known for {location or 'its location'}"
+    return f"${usd} a month in {location} (standard class; deletion: kimisession seed --delete --bucket {url})"
+
+
 class _Telling:
-    """Progress as one line that changes."""
+    """Progress as one line that changes: the whole, and the shard that will take longest."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
-        self.began = time.monotonic()
+        self.pacing = Pacing()
 
     def __call__(self, progress: Progress) -> None:
-        took = max(0.001, time.monotonic() - self.began)
-        rate = progress.done_bytes / took
-        left = span((progress.total_bytes - progress.done_bytes) / rate) if rate else "?"
+        whole, *shards = self.pacing.feed(progress, time.monotonic())
+        left = f"{span(whole.left_s)} left" if whole.left_s is not None else "time left not known yet"
         done = f"{show.size(progress.done_bytes)} of {show.size(progress.total_bytes)}"
-        show.flash(
-            f"  {self.verb} {done}, {progress.done_files}/{progress.total_files} files, {show.size(rate)}/s, {left} left"
-        )
+        line = f"  {self.verb} {done}, {progress.done_files}/{progress.total_files} files, "
+        line += f"{show.size(int(whole.bytes_per_s))}/s, {left}"
+        slow = max((shard for shard in shards if shard.left_s is not None), key=lambda s: s.left_s or 0.0, default=None)
+        if slow is not None and len(shards) > 1:
+            line += f"; {len(shards)} at once, slowest {slow.path} at {show.size(int(slow.bytes_per_s))}/s"
+        show.flash(line)
 
 
 def _delete(bucket: Bucket, given: str | None, dry_run: bool) -> None:
     """Weights are hours of downloading: deleting them asks for the bucket's name."""
     if dry_run:
-        show.out(f"would delete every object of {bucket.url}")
+        show.would(f"delete every object of {bucket.url}")
         return
     if given is None:
         if not sys.stdin.isatty():
@@ -138,4 +218,7 @@ def _delete(bucket: Bucket, given: str | None, dry_run: bool) -> None:
         given = input(f"Type {bucket.name} to go on: ").strip()
     if given != bucket.name:
         raise KimiError(f"{given!r} is not the bucket's name: nothing was deleted", f"its name is {bucket.name}")
-    show.say(f"deleted {delete(bucket, given)} objects of {bucket.url}")
+    objects = delete(bucket, given)
+    if show.SETTINGS.json:
+        show.as_json("deleted", {"bucket": bucket.url, "objects": objects})
+    show.say(f"deleted {objects} objects of {bucket.url}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from kimisession.cli import show
 from kimisession.core.cost import cents, cost_of, price_of
-from kimisession.core.ledger import Session, State
+from kimisession.core.ledger import Phase, Session, State
 from kimisession.core.lifecycle import Observation
 from kimisession.node.policy import span
 
@@ -35,6 +35,12 @@ REASONS = {
 }
 EXPECTED = frozenset({"idle", "never-used", "hard-cap", "budget", "user"})
 
+#: Ends that come next because nothing else does.
+_CAPS = {"hard-cap": "the hard cap", "budget": "the budget's end"}
+
+#: A countdown that is no screen speaks when so many seconds are left, and when what happens changes.
+_MILESTONES_S = (0, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+
 
 def seconds_since(at: datetime, now: datetime) -> float:
     """Seconds from `at` to `now`."""
@@ -56,11 +62,20 @@ def phase_now(session: Session, seen: Observation) -> str:
     """The phase of the cold start with its progress, or the state."""
     if session.state is not State.STARTING:
         return session.state.value
-    phase = seen.beat.get("phase", "setup")
-    progress = next(
-        (line for line in reversed(seen.journal) if line.get("kind") == "progress" and line.get("phase") == phase), None
-    )
-    return f"{phase}{progress_text(progress)}"
+    phase = str(seen.beat.get("phase", "setup"))
+    return f"{phase_text(phase)}{progress_text(progress_of(seen, phase))}"
+
+
+def phase_text(name: str) -> str:
+    """A phase as people read it. Those of a restarted engine carry the number of its start: `load.2`."""
+    phase, _, run = name.partition(".")
+    return f"{phase}, start {run}" if run else phase
+
+
+def progress_of(seen: Observation, phase: str) -> Any:
+    """The last that was told of a phase's progress; None before anything was."""
+    told = (line for line in reversed(seen.journal) if line.get("kind") == "progress" and line.get("phase") == phase)
+    return next(told, None)
 
 
 def progress_text(progress: Any) -> str:
@@ -79,11 +94,28 @@ def spent(session: Session, now: datetime) -> Decimal:
 
 def ends_text(session: Session, seen: Observation, now: datetime) -> str:
     """What ends it next, and when, out of the keeper's own last heartbeat."""
-    beat = seen.beat
-    if session.state not in (State.STARTING, State.READY) or "ends_utc" not in beat:
+    if session.state not in (State.STARTING, State.READY) or "ends_utc" not in seen.beat:
         return session.state.value
-    left = max(0.0, float(beat["ends_utc"]) - now.timestamp())
-    return f"in {span(left)}: {beat.get('evidence', '')}"
+    return f"in {span(left_s(seen, now))}: {evidence_text(seen)}"
+
+
+def left_s(seen: Observation, now: datetime) -> float:
+    """Seconds until the end that the keeper's last heartbeat foretells, if nothing changes."""
+    return max(0.0, float(seen.beat.get("ends_utc", 0)) - now.timestamp())
+
+
+def evidence_text(seen: Observation) -> str:
+    """Why that end comes next. A cap that only comes next because of traffic is not given as if it were at fault."""
+    cap = _CAPS.get(str(seen.beat.get("next")))
+    if cap is None:
+        return str(seen.beat.get("evidence", ""))
+    return f"{cap}; busy{requests_text(seen, ' with ')}" if seen.beat.get("activity") == "busy" else cap
+
+
+def requests_text(seen: Observation, before: str = "") -> str:
+    """`2 requests` that run now, after `before`; empty without any."""
+    running = int(seen.beat.get("running") or 0)
+    return f"{before}{running} {'request' if running == 1 else 'requests'}" if running else ""
 
 
 def endpoint_of(session: Session, seen: Observation) -> str:
@@ -114,7 +146,7 @@ def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, 
     if kv_tokens.isdigit():
         rows.append(("kv cache", f"{int(kv_tokens):,} tokens"))
     if session.restarts:
-        rows.append(("restarted", f"{len(session.restarts)} times, last with {session.restarts[-1].flags}"))
+        rows.append(("restarted", restarts_text(session, now)))
     began = began_at(session)
     if began and request:
         up = seconds_since(began, ended_at(session) or now)
@@ -126,18 +158,26 @@ def page(session: Session, seen: Observation, now: datetime) -> list[tuple[str, 
         )
     if session.live and session.state in (State.STARTING, State.READY) and session.deadline and request:
         rows.append(("next end", ends_text(session, seen, now)))
-        rows.append(("hard cap", show.moment(session.deadline)))
+        rows.append(("hard cap", show.moment(session.deadline, now)))
         if request.budget_at and request.budget_usd is not None:
-            rows.append(("budget", f"{cents(request.budget_usd)}, spent at {show.moment(request.budget_at)}"))
+            rows.append(("budget", f"{cents(request.budget_usd)}, spent at {show.moment(request.budget_at, now)}"))
     if seen.layers and session.live:
-        layers = "\n".join(f"{'armed   ' if x.armed else 'NOT ARMED'} {x.name}: {x.evidence}" for x in seen.layers)
-        rows.append(("layers", layers))
+        words = [(f"{'armed' if x.armed else 'NOT ARMED'}", x) for x in seen.layers]
+        wide = max(len(word) for word, _ in words)
+        rows.append(("layers", "\n".join(f"{word:<{wide}}  {x.name}: {x.evidence}" for word, x in words)))
     if session.reason:
         rows.append(("ended by", why_text(session)))
     if session.unconfirmed:
         rows.append(("UNCONFIRMED", session.unconfirmed))
     rows.extend(("damaged", text) for text in session.damage)
     return rows
+
+
+def restarts_text(session: Session, now: datetime) -> str:
+    """How often the engine was started anew, and with what the last time."""
+    last, times = session.restarts[-1], len(session.restarts)
+    often = {1: "once, at", 2: "twice, last at"}.get(times, f"{times} times, last at")
+    return f"{often} {show.moment(last.at, now)} with {last.flags}"
 
 
 def pretended(session: Session) -> str:
@@ -156,7 +196,11 @@ def why_text(session: Session) -> str:
     """The reason of the end, with the evidence."""
     text = REASONS.get(session.reason, session.reason)
     evidence = session.ended.evidence if session.ended else ""
-    return evidence if evidence.startswith(text) else f"{text}: {evidence}" if evidence else text
+    if session.reason == "user" and evidence.startswith("stop asked by "):
+        return f"{text} ({evidence.removeprefix('stop asked by ')})"
+    if evidence.startswith(text) or (session.reason == "budget" and evidence):
+        return evidence
+    return f"{text}: {evidence}" if evidence else text
 
 
 def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any]:
@@ -201,12 +245,12 @@ def receipt(session: Session, now: datetime) -> None:
     )
     rows = []
     if began:
-        rows.append(("began", show.moment(began)))
+        rows.append(("began", show.moment(began, now)))
     if session.first_ready_at and began:
         after = span(seconds_since(began, session.first_ready_at))
-        rows.append(("ready", f"{show.moment(session.first_ready_at)}, after {after}"))
+        rows.append(("ready", f"{show.moment(session.first_ready_at, now)}, after {after}"))
     if ended:
-        rows.append(("ended", f"{show.moment(ended)}  {why_text(session)}"))
+        rows.append(("ended", f"{show.moment(ended, now)}: {why_text(session)}"))
     else:
         rows.append(("state", f"{session.state.value}: everything not known to have ended is counted until now"))
     if session.unconfirmed:
@@ -214,25 +258,54 @@ def receipt(session: Session, now: datetime) -> None:
     for line in cost.lines:
         usd = "no price known" if line.usd is None else cents(line.usd)
         price = "" if line.resource.usd_per_hour is None else f" x {cents(line.resource.usd_per_hour)}/h"
-        rows.append((line.resource.kind, f"{line.seconds:.1f} s{price} = {usd}"))
+        took = f"{line.seconds:,.1f} s" + (f" ({span(float(line.seconds))})" if line.seconds >= 60 else "")
+        rows.append((line.resource.kind, f"{took}{price} = {usd}"))
     rows.append(("total", f"{cents(cost.usd)}{pretended(session)}"))
     if request:
-        rows.append(("price", request.price_ground))
+        rows.append(("price from", request.price_ground))
     if cost.unpriced:
         rows.append(("not priced", ", ".join(cost.unpriced)))
     show.pairs(rows)
 
 
-def phase_rows(session: Session) -> list[tuple[str, str, str]]:
-    """(phase, seconds, dollars) of the cold start, as far as it went."""
+def phase_line(session: Session, phase: Phase, until: datetime, after: str = "") -> str:
+    """A phase of the cold start, what it took until then, and what follows."""
     rate = session.request.usd_per_hour if session.request else Decimal(0)
-    rows = []
-    for phase in session.phases:
-        if phase.ended:
-            took = seconds_since(phase.began, phase.ended)
-            usd = cents(price_of(rate, phase.began, phase.ended))
-            rows.append((phase.name, f"{took:.1f} s" + (" FAILED" if phase.failed else ""), usd))
-    return rows
+    took, usd = f"{seconds_since(phase.began, until):.1f} s", cents(price_of(rate, phase.began, until))
+    return f"  {phase.name.partition('.')[0]:<10}{took:>9}{usd:>9}{'  FAILED' if phase.failed else after}"
+
+
+def phase_table(session: Session, seen: Observation, now: datetime) -> list[str]:
+    """The cold start as a table, with the phases that run now and how far they are. Of a restart only its own phases."""
+    return [
+        phase_line(session, phase, phase.ended or now, "" if phase.ended else f"  {_progress_after(seen, phase.name)}")
+        for phase in session.phases
+        if run_of(phase) == session.run
+    ]
+
+
+def run_of(phase: Phase) -> int:
+    """Which start of the engine a phase belongs to."""
+    number = phase.name.partition(".")[2]
+    return int(number) if number.isdigit() else 1
+
+
+def _progress_after(seen: Observation, phase: str) -> str:
+    """`45% (29/64 shards), 12s left at this pace` for a phase that runs."""
+    told = [line for line in seen.journal if line.get("kind") == "progress" and line.get("phase") == phase]
+    if not told:
+        return "runs"
+    return f"{progress_text(told[-1]).strip()}{_left(told[0], told[-1])}" or "runs"
+
+
+def _left(first: Any, last: Any) -> str:
+    """What is left of a phase if it goes on as between these two lines of its progress."""
+    try:
+        took = (datetime.fromisoformat(last["at"]) - datetime.fromisoformat(first["at"])).total_seconds()
+        pace = (float(last["done"]) - float(first["done"])) / took
+        return f", {span((float(last['total']) - float(last['done'])) / pace)} left at this pace" if pace > 0 else ""
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return ""
 
 
 class Progress:
@@ -241,24 +314,34 @@ class Progress:
     def __init__(self, countdown: bool) -> None:
         self.countdown = countdown
         self.told = 0
+        self.run = 1
         self.warned = 0
-        self.last_evidence = ""
+        self.said: tuple[object, ...] = ()
 
     def lines(self, session: Session, seen: Observation, now: datetime) -> Iterator[str]:
         """What is new."""
-        rows = phase_rows(session)
-        for name, took, usd in rows[self.told :]:
-            yield f"  {name:<10}{took:>9}  {usd:>7}"
-        self.told = len(rows)
+        ended = [phase for phase in session.phases if phase.ended]
+        for phase in ended[self.told :]:
+            if run_of(phase) != self.run:
+                self.run = run_of(phase)
+                yield f"  start {self.run} of the engine"
+            yield phase_line(session, phase, phase.ended or now)
+        self.told = len(ended)
         warnings = [str(line.get("text", "")) for line in seen.journal if line.get("kind") == "warn"]
         for text in warnings[self.warned :]:
-            yield f"  {show.paint('warning', 'yellow', sys.stderr)}   {text}"
+            yield f"  {show.paint('warning'.ljust(10), 'warn', sys.stderr)}{text}"
         self.warned = len(warnings)
-        evidence = str(seen.beat.get("evidence", ""))
-        if self.countdown and session.state is State.READY and evidence and evidence != self.last_evidence:
-            self.last_evidence = evidence
-            left = max(0.0, float(seen.beat.get("ends_utc", 0)) - now.timestamp())
-            yield f"  {seen.beat.get('activity', '')!s:<10}{evidence}, ends in {span(left)}"
+        if self.countdown and session.state is State.READY and "ends_utc" in seen.beat:
+            left, activity = left_s(seen, now), str(seen.beat.get("activity", ""))
+            said = activity, seen.beat.get("next"), next((m for m in _MILESTONES_S if m >= round(left)), -1)
+            if said != self.said:
+                self.said = said
+                cap, requests = _CAPS.get(str(seen.beat.get("next"))), requests_text(seen)
+                yield f"  {activity:<10}" + (
+                    f"{requests + '; ' if requests else ''}{cap} in {span(left)}"
+                    if cap
+                    else f"{evidence_text(seen)}, ends in {span(left)}"
+                )
 
     def flash(self, session: Session, seen: Observation, now: datetime) -> str:
         """The line that stays while nothing is new."""

@@ -1,7 +1,7 @@
 """What people see. Data goes to standard output, progress and errors to standard error.
 
-Nothing here decides anything. Colour only on a terminal that wants it (NO_COLOR, --no-color); off a terminal every
-line is plain and whole.
+Nothing here decides anything. Colour only on a terminal that wants it (NO_COLOR, --no-color, TERM=dumb); off a terminal
+every line is plain and whole. Nothing is said by colour alone: without it the same words stand there.
 """
 
 import json
@@ -13,48 +13,77 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
-from typing import Any, TextIO
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any, Literal, TextIO
 
 SCHEMA_VERSION = 1
 
-_STYLES = {
-    "bold": "1",
-    "dim": "2",
-    "red": "31",
-    "green": "32",
-    "yellow": "33",
-    "cyan": "36",
-}
+Style = Literal["bold", "bad", "warn"]
+
+#: Bold in the terminal's own colour, and the two colours that can be read on dark and on light grounds alike: yellow,
+#: green and cyan vanish on white, blue on black. tests/cli/test_colour.py has the palettes and the ratios.
+STYLES: dict[Style, str] = {"bold": "1", "bad": "1;31", "warn": "1;35"}
+
+#: No column of words is squeezed below this.
+_NARROWEST = 12
+
+#: Money in documents: millionths of a dollar.
+_MICRO = Decimal("0.000001")
 
 
 @dataclass
 class Settings:
-    """The options that every command has."""
+    """The options that every command has. `json` makes documents of errors as well."""
 
     colour: bool = True
     quiet: bool = False
     debug: bool = False
+    json: bool = False
 
 
 SETTINGS = Settings()
 
+#: Whether the last line of the terminal is one of `flash`.
+_FLASHED = [False]
+
+
+def moves_cursor(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal where a line can be written over."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
 
 def wants_colour(stream: TextIO) -> bool:
     """Whether `stream` is a terminal whose user wants colour."""
-    return SETTINGS.colour and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+    return SETTINGS.colour and not os.environ.get("NO_COLOR") and moves_cursor(stream)
 
 
-def paint(text: str, style: str, stream: TextIO) -> str:
+def paint(text: str, style: Style, stream: TextIO) -> str:
     """`text` in a style where colour is wanted."""
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream) else text
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if wants_colour(stream) else text
+
+
+def columns(stream: TextIO) -> int:
+    """How wide a terminal is; 0 off a terminal: nothing is wrapped there."""
+    if not stream.isatty():
+        return 0
+    said = os.environ.get("COLUMNS", "")
+    if said.isdigit() and int(said):
+        return int(said)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except OSError:
+        return 80
 
 
 class _Progress(logging.Handler):
     """What engines tell while they launch."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(paint(f"  | {record.getMessage()}", "dim", sys.stderr))
+        if record.levelno >= logging.ERROR:  # not even --quiet hides this
+            clear()
+            print(f"{paint('warning:', 'warn', sys.stderr)} {record.getMessage()}", file=sys.stderr, flush=True)
+            return
+        say(f"  | {record.getMessage()}")
 
 
 def follow_progress() -> None:
@@ -80,91 +109,177 @@ def say(text: str = "") -> None:
 
 def flash(text: str) -> None:
     """A line that the next one replaces; nothing off a terminal."""
-    if not SETTINGS.quiet and sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[2K{text[:width]}")
+    if not SETTINGS.quiet and moves_cursor(sys.stderr):
+        sys.stderr.write(f"\r\x1b[2K{text[: columns(sys.stderr) - 1]}")
         sys.stderr.flush()
+        _FLASHED[0] = True
 
 
 def clear() -> None:
     """Remove what `flash` left."""
-    if not SETTINGS.quiet and sys.stderr.isatty():
+    if _FLASHED[0]:
         sys.stderr.write("\r\x1b[2K")
         sys.stderr.flush()
+        _FLASHED[0] = False
 
 
-def error(message: str, hint: str = "") -> None:
-    """One sentence, and what to type next."""
+class Screen:
+    """Lines on standard error that the next ones replace; the last are removed at the end. For a terminal that moves its
+    cursor."""
+
+    def __init__(self) -> None:
+        self.height = 0
+
+    def __enter__(self) -> "Screen":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show these, as far down as the terminal goes."""
+        shown = lines[: max(1, shutil.get_terminal_size().lines - 1)]
+        sys.stderr.write(self._up() + "".join(f"{line}\n" for line in shown))
+        sys.stderr.flush()
+        self.height = len(shown)
+
+    def clear(self) -> None:
+        """Remove what was drawn."""
+        sys.stderr.write(self._up())
+        sys.stderr.flush()
+        self.height = 0
+
+    def _up(self) -> str:
+        return f"\x1b[{self.height}A\x1b[J" if self.height else ""
+
+
+def error(message: str, hint: str = "", exit_code: int = 1) -> None:
+    """One sentence, and what to type next. With --json one JSON object on a line instead: error, hint, exit_code."""
     clear()
-    print(f"{paint('error:', 'red', sys.stderr)} {message}", file=sys.stderr)
+    if SETTINGS.json:
+        print(json.dumps({"error": message, "hint": hint, "exit_code": exit_code}), file=sys.stderr, flush=True)
+        return
+    _labelled("error:", "bad", message)
     if hint:
-        print(f"{paint('next:', 'cyan', sys.stderr)}  {hint}", file=sys.stderr)
-    sys.stderr.flush()
+        _labelled("next: ", "bold", hint)
 
 
-def next_step(command: str) -> None:
-    """What people type next."""
-    say(f"{paint('next:', 'cyan', sys.stderr)} {command}")
+def _labelled(label: str, style: Style, text: str) -> None:
+    """A label and what it is about, on a terminal wrapped under itself."""
+    room = columns(sys.stderr) - len(label) - 1
+    first, *rest = wrapped(text, max(_NARROWEST, room)) if room > 0 else [text]
+    lines = [f"{paint(label, style, sys.stderr)} {first}", *(" " * (len(label) + 1) + line for line in rest)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def warn(word: str, text: str) -> None:
+    """Something to look at, on standard error; silent with --quiet."""
+    if not SETTINGS.quiet:
+        clear()
+        _labelled(word, "warn", text)
+
+
+def next_step(*commands: str) -> None:
+    """What people type next: on one line if the terminal has room, else a line each, so that each can be copied."""
+    if SETTINGS.quiet:
+        return
+    clear()
+    line, room = ", ".join(commands), columns(sys.stderr)
+    together = not room or len(line) + len("next: ") <= room
+    _labelled("next:", "bold", line if together else "\n".join(commands))
 
 
 def as_json(kind: str, content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """One JSON document on standard output. Money as decimal strings, times as UTC ISO 8601."""
+    """One JSON document on a line of standard output. Money as decimal strings with at most six places, times as UTC ISO
+    8601. `kimisession schema` prints what each kind holds."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": content}, default=_plain), flush=True)
+
+
+def would(text: str) -> None:
+    """What a command with --dry-run would do."""
+    if SETTINGS.json:
+        as_json("dry-run", {"would": text})
+    else:
+        out(f"would {text}")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, Decimal):
-        return format(value, "f")
+        return decimal_text(value)
     raise TypeError(type(value).__name__)
 
 
+def decimal_text(value: Decimal) -> str:
+    """A decimal for a document: rounded half up to six places, at least two, never an exponent: 26.00, 0.101833."""
+    whole, _, places = format(value.quantize(_MICRO, ROUND_HALF_UP), "f").partition(".")
+    return f"{whole}.{places.rstrip('0').ljust(2, '0')}"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Columns that align, on standard output; `right` names the columns of figures. Cells fold on a terminal and are
-    whole in a pipe."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    """Columns that align, on standard output; `right` names the columns of figures. On a terminal that is too narrow the
+    widest columns of words fold under themselves; in a pipe every cell is whole."""
+    cells = [[cell.split("\n") for cell in row] for row in [head, *rows]]
+    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(head))]
+    words = [i for i in range(len(head)) if i not in right]
+    room = columns(sys.stdout)
+    while room and (over := sum(widths) + 2 * (len(widths) - 1) - room) > 0:
+        widest = max(words, key=lambda i: widths[i])
+        narrower = max(_NARROWEST, widths[widest] - over)
+        if narrower == widths[widest]:
+            break  # it cannot be squeezed any more
+        fold = textwrap.TextWrapper(narrower).wrap
+        for row in cells:
+            row[widest] = [part for line in row[widest] for part in fold(line) or [""]]
+        widths[widest] = max(len(line) for row in cells for line in row[widest])
+    for number, row in enumerate(cells):
+        for line in range(max(map(len, row))):
+            parts = [cell[line] if line < len(cell) else "" for cell in row]
+            padded = [
+                p.rjust(w) if i in right else p.ljust(w) for i, (p, w) in enumerate(zip(parts, widths, strict=True))
+            ]
+            text = "  ".join(padded).rstrip()
+            out(text if number else paint(text, "bold", sys.stdout))
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, name in enumerate(head):
-        grid.add_column(name, justify="right" if i in right else "left", no_wrap=i < len(head) - 1, overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
-    tty = sys.stdout.isatty()
-    console = Console(
-        file=sys.stdout, width=None if tty else 1000, no_color=not wants_colour(sys.stdout), highlight=False
-    )
-    with console.capture() as captured:
-        console.print(grid)
-    out("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
-
-def pairs(rows: Sequence[tuple[str, str]], stream: TextIO = sys.stdout) -> None:
+def pairs(rows: Sequence[tuple[str, str]], stream: TextIO | None = None) -> None:
     """Names and values below each other; long values are wrapped under themselves on a terminal, whole in a pipe."""
-    width = max(len(name) for name, _ in rows)
-    room = max(20, shutil.get_terminal_size().columns - width - 5) if stream.isatty() else 0
-    for name, value in rows:
-        for number, line in enumerate(wrapped(value, room)):
-            label = paint(name.ljust(width), "dim", stream) if number == 0 else " " * width
-            print(f"  {label}  {line}", file=stream)
+    stream = stream or sys.stdout
+    for line in pair_lines(rows, columns(stream)):
+        print(line, file=stream)
     stream.flush()
 
 
+def pair_lines(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """The lines of `pairs` for a terminal so wide; 0: as they are."""
+    longest = max((len(name) for name, _ in rows), default=0)
+    room = max(_NARROWEST, width - longest - 4) if width else 0
+    return [
+        f"  {(name if number == 0 else '').ljust(longest)}  {line}".rstrip()
+        for name, value in rows
+        for number, line in enumerate(wrapped(value, room))
+    ]
+
+
 def wrapped(text: str, room: int) -> list[str]:
-    """The lines of `text`, none longer than `room` where words allow it; 0 means: as they are."""
+    """The lines of `text`, none longer than `room` where words allow it; 0 means: as they are. A line's own indent is
+    kept by what follows it; a word, such as a path, stays whole, so that it can be copied."""
     lines = text.split("\n")
     if not room:
         return lines
-    wrap = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False).wrap
-    return [part for line in lines for part in (wrap(line) if len(line) > room else [line])]
+    found = []
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        wrap = textwrap.TextWrapper(room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False).wrap
+        found += wrap(line) if len(line) > room else [line]
+    return found
 
 
-def moment(at: datetime) -> str:
+def moment(at: datetime, now: datetime | None = None) -> str:
     """A moment in local time and in UTC: `14:02:11 CET (13:02:11 UTC)`, with the date when it is not today's."""
-    local, now = at.astimezone(), datetime.now().astimezone()
-    day = "" if local.date() == now.date() else f"{local:%Y-%m-%d} "
+    local, today = at.astimezone(), (now or datetime.now(UTC)).astimezone()
+    day = "" if local.date() == today.date() else f"{local:%Y-%m-%d} "
     if not local.utcoffset():
         return f"{day}{local:%H:%M:%S} UTC"
     return f"{day}{local:%H:%M:%S %Z} ({at.astimezone(UTC):%H:%M:%S} UTC)"

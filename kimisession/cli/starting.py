@@ -1,16 +1,20 @@
 """`kimisession start`: quote, question, launch, cold start, ready."""
 
+import os
 import secrets
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller
-from kimisession.cli.planning import PlanOptions, fit_line, make_plan
+from kimisession.cli.planning import PlanOptions, fit_line, make_plan, price_elsewhere
 from kimisession.cli.seeding import MADE_HERE, bucket_url
 from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
 from kimisession.controller import Controller
@@ -61,6 +65,7 @@ class StartOptions:
     dry_run: bool
     json: bool
     force_fit: bool = False
+    unguarded: bool = False
 
 
 def run_start(options: StartOptions) -> None:
@@ -81,6 +86,8 @@ def run_start(options: StartOptions) -> None:
         _check_weights(quote)
         _print_quote(quote, fit)
         if options.dry_run:
+            if options.json:
+                show.as_json("quote", quote_data(quote, fit))
             show.say("dry run: nothing was created")
             return
         _agree(options.yes)
@@ -93,7 +100,7 @@ def run_start(options: StartOptions) -> None:
         other = controller.resume(name)
         if other is None:
             raise
-        _resume(controller, other, profile.name, options.json)
+        _resume(controller, other, profile.name, options.json, options.typed)
         return
     _attended(controller, session, lambda: controller.launch(session, spec, webhook), options.json)
 
@@ -114,9 +121,9 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
     accelerator, count = _checked(
         lambda: parse_accelerators(options.gpus or profile.hardware.accelerators[0]), "--gpus"
     )
-    checkpoint = _checked(
-        lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), "--checkpoint"
-    )
+    blamed = "--gpus" if options.gpus and not options.checkpoint else "--checkpoint"
+    checkpoint = _checked(lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), blamed)
+    elsewhere = price_elsewhere(profile, f"{accelerator.name}:{count}", infra) if options.price_usd is None else None
     choices = Choices(
         name=name,
         infra=infra,
@@ -127,7 +134,9 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         checkpoint=checkpoint,
         engine_python=options.engine_python or (sys.executable if infra == "local" else engine_python(infra)),
         on_demand_fallback=options.on_demand_fallback,
-        usd_per_hour=options.price_usd,
+        unguarded=options.unguarded,
+        usd_per_hour=elsewhere[0] if elsewhere else options.price_usd,
+        price_ground=elsewhere[1] if elsewhere else "",
         idle_s=options.idle_s,
         duration_s=options.duration_s,
         budget_usd=options.budget_usd,
@@ -220,6 +229,13 @@ def _seed_command(profile: str) -> str:
 
 
 def _print_quote(quote: Quote, fit: str | None = None) -> None:
+    if not show.SETTINGS.quiet:
+        show.say(show.paint("Quote", "bold", sys.stderr))
+        show.pairs(quote_rows(quote, fit), sys.stderr)
+
+
+def quote_rows(quote: Quote, fit: str | None = None) -> list[tuple[str, str]]:
+    """What a person agrees to."""
     choices, profile = quote.choices, quote.profile
     rows = [
         ("session", f"{choices.name}, profile {profile.name} ({profile.status})"),
@@ -227,19 +243,41 @@ def _print_quote(quote: Quote, fit: str | None = None) -> None:
         ("engine", f"{profile.engine.kind} {profile.engine.version}, checkpoint {choices.checkpoint.name}"),
         ("weights", choices.bucket_url),
         *([("fit", fit)] if fit else []),
-        ("price", f"{cents(quote.usd_per_hour)}/h: {quote.price_ground}"),
+        ("price", f"{cents(quote.usd_per_hour)}/h{' (pretended)' if quote.pretended else ''}"),
+        ("price from", quote.price_ground),
     ]
     if profile.coldstart:
         low, high = profile.coldstart.minutes
         usd_low, usd_high = (cents(quote.usd_per_hour * minutes / 60) for minutes in (low, high))
         rows.append(("cold start", f"{low} to {high} minutes, {usd_low} to {usd_high}: {profile.coldstart.source}"))
-    rows.append(("ends", f"after {span(quote.idle_s)} idle; hard cap {show.moment(quote.deadline)}"))
+    rows.append(("ends", f"after {span(quote.idle_s)} idle; hard cap {show.moment(quote.deadline, quote.at)}"))
     if quote.budget_at and choices.budget_usd is not None:
-        rows.append(("budget", f"{cents(choices.budget_usd)}, spent at {show.moment(quote.budget_at)}"))
+        rows.append(("budget", f"{cents(choices.budget_usd)}, spent at {show.moment(quote.budget_at, quote.at)}"))
     rows.append(("worst case", f"{cents(quote.worst_usd)} at the caps"))
-    if not show.SETTINGS.quiet:
-        show.say(show.paint("Quote", "bold", sys.stderr))
-        show.pairs(rows, sys.stderr)
+    return rows
+
+
+def quote_data(quote: Quote, fit: str | None) -> dict[str, object]:
+    """A quote for --json."""
+    choices, coldstart = quote.choices, quote.profile.coldstart
+    return {
+        "name": choices.name,
+        "profile": quote.profile.name,
+        "infra": choices.infra,
+        "accelerators": f"{choices.accelerator.name}:{choices.count}",
+        "checkpoint": choices.checkpoint.name,
+        "bucket": choices.bucket_url,
+        "fit": fit,
+        "usd_per_hour": quote.usd_per_hour,
+        "price_ground": quote.price_ground,
+        "pretended": quote.pretended,
+        "cold_start_minutes": list(coldstart.minutes) if coldstart else None,
+        "idle_s": quote.idle_s,
+        "deadline": quote.deadline,
+        "budget_usd": choices.budget_usd,
+        "budget_at": quote.budget_at,
+        "worst_usd": quote.worst_usd,
+    }
 
 
 def _agree(yes: bool) -> None:
@@ -270,15 +308,36 @@ def _resume(controller: Controller, session: Session, profile: str, json: bool, 
 
 def _attended(controller: Controller, session: Session, launch: Callable[[], Session], json: bool) -> None:
     """Launch and follow to ready. Ctrl-C before that tears down; a second one leaves at once and says what is armed."""
+    with _answering_ctrl_c() as heard:
+        try:
+            session, seen = _follow_to_ready(controller, launch())
+            if session.request and session.request.infra != "local":
+                controller.engines(session.request.infra).base_url(session.id, session.request.port)
+                session, seen = controller.refresh(session)
+        except KeyboardInterrupt:
+            _interrupted(controller, controller.store.session(session.id), heard)
+        else:
+            _ready(session, seen, json)
+
+
+@contextmanager
+def _answering_ctrl_c() -> Iterator[list[int]]:
+    """Answer the first Ctrl-C at once: what it begins may take a while. Yields the list of those heard."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            os.write(2, b"\ninterrupted (Ctrl-C again leaves at once)\n")  # may be in the middle of a print
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else somebody wants it otherwise, as a shell does of what it runs with &
+        signal.signal(signal.SIGINT, hear)
     try:
-        session, seen = _follow_to_ready(controller, launch())
-        if session.request and session.request.infra != "local":
-            controller.engines(session.request.infra).base_url(session.id, session.request.port)
-            session, seen = controller.refresh(session)
-    except KeyboardInterrupt:
-        _interrupted(controller, controller.store.session(session.id))
-    else:
-        _ready(session, seen, json)
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _follow_to_ready(controller: Controller, session: Session) -> tuple[Session, Observation]:
@@ -314,33 +373,47 @@ def _failed(controller: Controller, session: Session) -> None:
     raise EngineFailed(message, f"kimisession logs {session.name}")
 
 
-def _interrupted(controller: Controller, session: Session) -> None:
-    now = utc_now()
+def _interrupted(controller: Controller, session: Session, heard: list[int]) -> None:
     if not session.launched_at and not session.resources:
         raise Interrupted("interrupted before anything was created: nothing is billed")
     if session.state is State.READY:
         raise Interrupted(f"detached: {session.name} runs on", f"kimisession stop {session.name}")
-    ids = ", ".join(r.id for r in session.resources) or "nothing that is known yet"
-    show.say(
-        f"interrupted: {ids} exists, {cents(spent(session, now))} so far; tearing down (Ctrl-C again leaves at once)"
-    )
     try:
-        session = controller.stop(session, "Ctrl-C", "user")
+        if len(heard) < 2 and session.live:
+            show.say(f"tearing down {_what_exists(session)}")
+            session = controller.stop(session, "Ctrl-C", "user")
     except KeyboardInterrupt:
-        deadline = f"; it ends by itself at {show.moment(session.deadline)}" if session.deadline else ""
-        raise Interrupted(
-            f"left while {ids} was being torn down{deadline}", f"kimisession stop {session.name}"
-        ) from None
+        session = controller.store.session(session.id)
+    if session.live:
+        raise Interrupted(_left_alone(session, utc_now()), f"kimisession stop {session.name}")
     receipt(session, utc_now())
     raise Interrupted(f"session {session.name} was torn down; nothing is left")
 
 
+def _what_exists(session: Session) -> str:
+    ids = ", ".join(r.id for r in session.resources) or "what may exist of it"
+    return f"{ids}, {cents(spent(session, utc_now()))} so far"
+
+
+def _left_alone(session: Session, now: datetime) -> str:
+    """What a second Ctrl-C leaves behind: the ids, what they cost, and what ends them if nobody does."""
+    request = session.request
+    moments = [at for at in (session.deadline, request.budget_at if request else None) if at]
+    price = f" at {cents(request.usd_per_hour)}/h" if request else ""
+    armed = f"; if nobody does, it ends by itself at {show.moment(min(moments), now)}" if moments else ""
+    return f"left while {_what_exists(session)}{price}, was being torn down{armed}"
+
+
 def _ready(session: Session, seen: Observation, json: bool) -> None:
-    now = utc_now()
+    told_ready(session, seen, utc_now(), json)
+
+
+def told_ready(session: Session, seen: Observation, now: datetime, json: bool = False) -> None:
+    """What `start` ends with."""
     if json:
         show.as_json("session", summary(session, seen, now))
         return
     show.out(show.paint(f"{session.name} is ready", "bold", sys.stdout))
     show.pairs(page(session, seen, now))
-    suffix = session.name
-    show.next_step(f"kimisession test {suffix}, kimisession connect {suffix}, kimisession status {suffix} --watch")
+    name = session.name
+    show.next_step(f"kimisession test {name}", f"kimisession connect {name}", f"kimisession status {name} --watch")

@@ -6,7 +6,7 @@ import sys
 from datetime import datetime
 
 from kimisession.cli import show
-from kimisession.cli.sessions import Progress, page, phase_rows, receipt, summary, utc_now
+from kimisession.cli.sessions import Progress, page, phase_table, receipt, summary, utc_now
 from kimisession.controller import Controller
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import Observation
@@ -18,7 +18,7 @@ def watch(controller: Controller, session: Session, json: bool) -> None:
     try:
         if json:
             _ndjson(controller, session)
-        elif sys.stdout.isatty() and sys.stderr.isatty() and not show.SETTINGS.quiet:
+        elif sys.stdout.isatty() and show.moves_cursor(sys.stderr) and not show.SETTINGS.quiet:
             _screen(controller, session)
         else:
             _lines(controller, session)
@@ -43,36 +43,28 @@ def _lines(controller: Controller, session: Session) -> None:
 
 
 def _screen(controller: Controller, session: Session) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(stderr=True, no_color=not show.wants_colour(sys.stderr), highlight=False)
     warned = 0
-    with Live(console=console, transient=True, auto_refresh=False) as live:
+    with show.Screen() as screen:
         for current, seen in controller.follow(session, every_s=0.5):
-            rows = frame(current, seen, utc_now(), shutil.get_terminal_size().columns)
-            live.update(Text("\n".join(rows)), refresh=True)
             warnings = [str(line.get("text", "")) for line in seen.journal if line.get("kind") == "warn"]
             for text in warnings[warned:]:
-                live.console.print(Text(f"warning  {text}", style="yellow"))
+                screen.clear()
+                show.warn("warning", text)
                 notify(f"kimisession {current.name}", text)
             warned = len(warnings)
+            title, *rows = frame(current, seen, utc_now(), show.columns(sys.stderr))
+            screen.draw([show.paint(title, "bold", sys.stderr), *rows])
             _loud(current)
     _over(controller, session)
 
 
 def frame(session: Session, seen: Observation, now: datetime, columns: int) -> list[str]:
-    """The lines of the live screen for a terminal of so many columns."""
-    rows = [(name, took) for name, took, _ in phase_rows(session)] if session.state is State.STARTING else []
-    rows += page(session, seen, now)
-    rows.insert(len(rows), ("traffic", traffic(seen)))
-    width = max(len(name) for name, _ in rows)
-    lines = [f"{session.name}  (Ctrl-C stops watching, not the session)"]
-    for name, value in rows:
-        for number, part in enumerate(show.wrapped(value, max(20, columns - width - 5))):
-            lines.append(f"  {(name if number == 0 else '').ljust(width)}  {part}")
-    return lines
+    """The lines of the live screen for a terminal of so many columns: a title, the phases while it starts, the page."""
+    starting = session.state is State.STARTING
+    rows = page(session, seen, now)
+    rows += [] if starting else [("traffic", traffic(seen))]
+    phases = [line[: columns - 1] for line in phase_table(session, seen, now)] if starting else []
+    return [f"{session.name}  (Ctrl-C stops watching, not the session)", *phases, *show.pair_lines(rows, columns)]
 
 
 def traffic(seen: Observation, over_s: float = 10.0) -> str:
@@ -87,7 +79,8 @@ def traffic(seen: Observation, over_s: float = 10.0) -> str:
         if passed >= over_s:
             break
     rate = (last["tokens"] - first["tokens"]) / passed if passed > 0 else 0.0
-    return f"{last['activity']}, {last['running']} requests, {max(0.0, rate):.0f} tokens/s"
+    requests = f"{last['running']} {'request' if last['running'] == 1 else 'requests'}"
+    return f"{last['activity']}, {requests}, {max(0.0, rate):.0f} tokens/s"
 
 
 def notify(title: str, text: str) -> None:

@@ -2,7 +2,7 @@
 
 SkyPilot writes `~/.sky/catalogs/vN/CLOUD/vms.csv` and fetches it anew every few hours while it is used. The rows that
 matter here are copied into our own cache, so that `plan` answers in milliseconds and without SkyPilot; the age that it
-shows is the catalog's.
+shows is the catalog's. Where there never was a catalog, a small list that is shipped with its source and date stands in.
 """
 
 import csv
@@ -29,7 +29,7 @@ def sky_catalogs() -> Path:
 def market(
     cloud: str, accelerator: str, count: int, catalogs: Path | None = None, cache: Path | None = None
 ) -> Market | None:
-    """Offers of one cloud for one machine; None where neither a catalog nor a copy of one is on this machine.
+    """Offers of one cloud for one machine; None where neither a catalog, nor a copy of one, nor the shipped list has any.
 
     A catalog that is newer than the copy is copied first. A copy that cannot be written is no error: the next call
     reads the catalog again.
@@ -47,9 +47,27 @@ def market(
             copy.unlink(missing_ok=True)  # half written by somebody: made again from the catalog
             return market(cloud, accelerator, count, catalogs, cache) if source else None
     else:
-        return None
+        return shipped(cloud, accelerator, count)
     dicts = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
     return Market(offers_of(dicts, cloud, accelerator, count), cloud, datetime.fromtimestamp(as_of, UTC))
+
+
+def shipped(cloud: str, accelerator: str, count: int) -> Market | None:
+    """Offers out of the list in this package; None where it has none. Its first lines say where it is from and of when."""
+    file = Path(__file__).parent / f"{cloud}_prices.csv"
+    if not cloud.isidentifier() or not file.is_file():
+        return None
+    with file.open(encoding="utf-8", newline="") as lines:
+        told: dict[str, str] = {}
+        for line in lines:
+            if not line.startswith("#"):
+                break
+            name, _, value = line.lstrip("# ").partition(":")
+            told[name] = value.strip()
+        rows = list(csv.DictReader(lines, COLUMNS))
+    offers = offers_of(rows, cloud, accelerator, count)
+    when = datetime.strptime(told["read"], "%Y-%m-%d").replace(tzinfo=UTC)
+    return Market(offers, cloud, when, told["source"], shipped=True) if offers else None
 
 
 def _newest(catalogs: Path, cloud: str) -> Path | None:

@@ -7,6 +7,9 @@ from decimal import ROUND_HALF_UP, Decimal
 from kimisession.core.ledger import Resource, Session
 
 CENT = Decimal("0.01")
+
+#: The ground of a price that a person knows better than any list: it is never replaced by one.
+STATED = "stated by you with --price"
 _MICROS_PER_HOUR = Decimal(3_600_000_000)
 
 

@@ -124,11 +124,14 @@ class NodeLimits:
 @dataclass(frozen=True)
 class Placement:
     """What only rented machines need to be told. `longest_s`: no layer lets the machine live longer than this, `extend`
-    or not; 0 means the deadline. `on_demand_fallback`: pay the full price where no spot machine is to be had."""
+    or not; 0 means the deadline. `on_demand_fallback`: pay the full price where no spot machine is to be had. `unguarded`: a
+    person wants it although nothing outside of the machine watches over it. `zone`: only there, as `region/zone`."""
 
     longest_s: float = 0.0
     disk_gib: int = 0
     on_demand_fallback: bool = False
+    unguarded: bool = False
+    zone: str = ""
     slurm: Slurm = field(default_factory=Slurm)
 
 

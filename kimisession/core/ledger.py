@@ -113,8 +113,24 @@ class Restarted(Event):
 
 
 @dataclass(frozen=True)
+class ExtendRequested(Event):
+    """A person wants the hard cap moved: intent, on disk before any layer is touched."""
+
+    deadline: datetime
+    by: str
+
+
+@dataclass(frozen=True)
+class ExtendRefused(Event):
+    """The place did not move it: the cap of before holds."""
+
+    deadline: datetime
+    why: str
+
+
+@dataclass(frozen=True)
 class Extended(Event):
-    """The hard cap was moved by a person."""
+    """The hard cap was moved: every layer has it."""
 
     deadline: datetime
     by: str
@@ -178,6 +194,8 @@ EVENTS: dict[str, type[Event]] = {
         Fact,
         Ready,
         Restarted,
+        ExtendRequested,
+        ExtendRefused,
         Extended,
         Benched,
         TeardownRequested,
@@ -292,6 +310,7 @@ class Session:
     run: int = 1
     restarts: tuple[Restarted, ...] = ()
     deadline: datetime | None = None
+    extending: datetime | None = None  # asked for, and nobody knows yet whether it came to be
     launch_failed: str = ""
     teardown: TeardownRequested | None = None
     ended: EndedOnNode | None = None
@@ -302,7 +321,7 @@ class Session:
     @property
     def name(self) -> str:
         """What the user called it; the id when the request was lost."""
-        return self.request.name if self.request else self.id
+        return (self.request.name if self.request else "") or self.id
 
     @property
     def state(self) -> State:
@@ -374,8 +393,15 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
             return replace(session, run=event.run, ready_at=at, first_ready_at=session.first_ready_at or event.at)
         case Restarted() if event.run > session.run:
             return replace(session, ready_at=None, run=event.run, restarts=(*session.restarts, event))
+        case ExtendRequested(deadline=deadline):
+            return replace(session, extending=max(deadline, session.extending or deadline))
+        case ExtendRefused(deadline=deadline):
+            open_ = session.extending if session.extending and session.extending > deadline else None
+            return replace(session, extending=open_)
         case Extended(deadline=deadline):
-            return replace(session, deadline=deadline)
+            moved = max(deadline, session.deadline or deadline)
+            open_ = session.extending if session.extending and session.extending > moved else None
+            return replace(session, deadline=moved, extending=open_)
         case TeardownRequested():
             return replace(session, teardown=session.teardown or event)
         case EndedOnNode():

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
+from kimisession.core.cost import STATED
 from kimisession.core.ledger import (
     EndedOnNode,
     Event,
@@ -25,6 +27,10 @@ from kimisession.core.ledger import (
 #: How long after its deadline a machine may be seen before somebody else than its own layers ends it.
 DEADLINE_GRACE = timedelta(seconds=60)
 
+#: How long after its end nobody may know whether it is gone before every command says so: an end in order, a deletion that
+#: takes its minutes, and the two lists of a proof fit in.
+PROOF_WITHIN = timedelta(minutes=10)
+
 #: For so long after a launch was asked for, an empty list proves nothing: the request may still be on its way.
 LAUNCH_GRACE = timedelta(seconds=60)
 
@@ -38,6 +44,8 @@ class SeenResource:
     began: datetime
     ended: datetime | None = None
     evidence: str = ""
+    usd_per_hour: Decimal | None = None  # what its provider asks for it, where that is known
+    price_ground: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,17 +88,41 @@ def news(session: Session, seen: Observation) -> list[Event]:
     known = {r.id: r for r in session.resources}
     for resource in seen.resources:
         if resource.id not in known:
-            price = request.usd_per_hour if request and resource.kind == "machine" else None
-            ground = request.price_ground if request and resource.kind == "machine" else "not priced"
+            price, ground = resource.usd_per_hour, resource.price_ground or "not priced"
+            if request and resource.kind == "machine" and (price is None or request.price_ground == STATED):
+                price, ground = request.usd_per_hour, request.price_ground
             events.append(ResourceCreated(resource.began, resource.id, resource.kind, price, ground))
     events.extend(_from_journal(session, seen))
     for resource in seen.resources:
         before = known.get(resource.id)
         if resource.ended is not None and (before is None or before.ended is None):
             events.append(ResourceGone(resource.ended, resource.id, resource.evidence))
+    if seen.present is None and session.live and not session.unconfirmed and not _loud(events):
+        events.extend(_unproven(session, seen, events))
     if seen.present is False and session.live and not _still_launching(session, seen, events):
         events.extend(_gone(session, seen, events))
     return events
+
+
+def _loud(events: list[Event]) -> bool:
+    return any(isinstance(event, Unconfirmed) for event in events)
+
+
+def _unproven(session: Session, seen: Observation, events: list[Event]) -> Iterator[Event]:
+    """Loud, once it should have been proven gone for so long and nobody can say that it is."""
+    moments = [session.teardown.at if session.teardown else None, session.ended.at if session.ended else None]
+    moments += [event.at for event in events if isinstance(event, EndedOnNode)]
+    moments += _last_moments(session)
+    ends = min((moment for moment in moments if moment), default=None)
+    if ends is not None and seen.at - ends > PROOF_WITHIN:
+        yield Unconfirmed(seen.at, f"it was to end at {ends:%Y-%m-%d %H:%M:%S} UTC: {seen.why}")
+
+
+def _last_moments(session: Session) -> list[datetime]:
+    """The absolute moments at which its own layers end it: hard cap and budget."""
+    # An extension that was asked for and neither confirmed nor refused may have come to be.
+    cap = max((moment for moment in (session.deadline, session.extending) if moment), default=None)
+    return [m for m in (cap, session.request.budget_at if session.request else None) if m is not None]
 
 
 def _still_launching(session: Session, seen: Observation, events: list[Event]) -> bool:
@@ -174,7 +206,6 @@ def must_tear_down(session: Session, seen: Observation) -> str:
         return session.teardown.reason
     if seen.unguarded:
         return "unguarded"
-    moments = (session.deadline, session.request.budget_at if session.request else None)
-    if any(moment is not None and seen.at - DEADLINE_GRACE > moment for moment in moments):
+    if any(seen.at - DEADLINE_GRACE > moment for moment in _last_moments(session)):
         return "past-deadline"
     return ""

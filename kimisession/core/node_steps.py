@@ -26,7 +26,7 @@ def setup_steps(profile: Profile, infra: str, gpus: int, python: str) -> tuple[S
     if infra != "gcp":
         return ()
     branch = stack.driver.partition(".")[0]
-    steps = []
+    steps: list[Step] = []
     if stack.driver:
         steps.append(Step("driver", ("sudo", f"{_HOOKS}/driver.sh", "--min", stack.driver)))
     if stack.gib == "remove":
@@ -39,4 +39,12 @@ def setup_steps(profile: Profile, infra: str, gpus: int, python: str) -> tuple[S
         check = ["@{python}", "-m", "kimisession.node.preflight", "--gpus", str(gpus), "--engine-python", python]
         argv = [*check, "--min-driver", stack.driver] if stack.driver else check
         steps.append(Step("preflight", tuple(argv), tuple(step.name for step in steps)))
-    return tuple(steps)
+    # First in the list and of seconds: the weights wait for nothing else.
+    return (Step("disk", ("sudo", f"{_HOOKS}/disk.sh")), *steps) if profile.load == "copy" else tuple(steps)
+
+
+def weights_step(pull: tuple[str, ...], setup: tuple[Step, ...]) -> Step:
+    """The weights, by the command `pull`: over the local SSDs where the set-up mounts them."""
+    if any(step.name == "disk" for step in setup):
+        return Step("weights", (*pull, "--spread"), ("disk",))
+    return Step("weights", pull)

@@ -147,7 +147,9 @@ class Profile:
     stack: Stack = field(default_factory=Stack)
     slurm: Slurm = field(default_factory=Slurm)
     coldstart: ColdStart | None = None
-    load: Literal["copy", "in-place"] = "copy"
+    #: copy: onto the machine's own disk, every byte checked. in-place: the engine reads the folder where it is. stream: vLLM's
+    #: runai_streamer reads the bucket straight into GPU memory; its bytes are not held against the seal on the way.
+    load: Literal["copy", "in-place", "stream"] = "copy"
     provenance: tuple[Provenance, ...] = ()
 
 

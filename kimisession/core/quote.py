@@ -6,18 +6,17 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from kimisession.core.catalog import Accelerator
-from kimisession.core.cost import price_of
+from kimisession.core.cost import STATED, price_of
 from kimisession.core.durations import parse_duration
 from kimisession.core.launch import (
     EngineProcess,
     LaunchSpec,
     NodeLimits,
     Placement,
-    Step,
     flags_to_argv,
     session_labels,
 )
-from kimisession.core.node_steps import setup_steps
+from kimisession.core.node_steps import setup_steps, weights_step
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
 #: A session whose budget does not reach this far would end before it is ready: refused before it is created.
@@ -39,11 +38,20 @@ class Choices:
     checkpoint: Checkpoint
     engine_python: str
     usd_per_hour: Decimal | None = None
+    price_ground: str = ""  # where that price is from, if the user did not state it
     idle_s: int | None = None
     duration_s: int | None = None
     budget_usd: Decimal | None = None
     sets: Mapping[str, FlagValue] = field(default_factory=dict)
     on_demand_fallback: bool = False
+    unguarded: bool = False
+
+
+#: vLLM's documentation, "Loading models with Run:ai Model Streamer": each rank reads its share and they exchange them.
+STREAM_FLAGS: dict[str, FlagValue] = {
+    "load-format": "runai_streamer",
+    "model-loader-extra-config": '{"distributed": true}',
+}
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,19 @@ class Quote:
     @property
     def flags(self) -> dict[str, FlagValue]:
         """The engine's flags: the profile's, over them the checkpoint's, over them the user's."""
-        return {**self.profile.engine.flags, **self.choices.checkpoint.flags, **self.choices.sets}
+        streams = STREAM_FLAGS if self.profile.load == "stream" else {}
+        return {**streams, **self.profile.engine.flags, **self.choices.checkpoint.flags, **self.choices.sets}
 
 
 def make_quote(profile: Profile, choices: Choices, now: datetime) -> Quote:
     """Work out deadlines and the worst case. Raises ValueError, one sentence, for a cap that cannot be meant."""
     limits = profile.limits
+    if profile.load == "stream" and not choices.bucket_url.startswith("gs://"):
+        raise ValueError(
+            f"profile {profile.name} streams its weights, and {choices.bucket_url} is no bucket in the cloud"
+        )
     price = profile.price.usd_per_hour if choices.usd_per_hour is None else choices.usd_per_hour
-    ground = profile.price.ground if choices.usd_per_hour is None else "stated by you with --price"
+    ground = profile.price.ground if choices.usd_per_hour is None else choices.price_ground or STATED
     longest_s = parse_duration(limits.longest)
     duration_s = choices.duration_s or parse_duration(limits.duration)
     if duration_s > longest_s:
@@ -123,6 +136,7 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
     limits = profile.limits
     copies = profile.load == "copy"
     model = "@{disk}/model" if copies else choices.bucket_url.removeprefix("file://")
+    setup = setup_steps(profile, choices.infra, choices.count, choices.engine_python)
     pull = ("@{python}", "-m", "kimisession.node.pull", "--from", choices.bucket_url, "--to", model)
     argv = (
         *(arg.replace("@{engine_python}", choices.engine_python) for arg in profile.engine.command),
@@ -139,10 +153,7 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
         accelerators=f"{choices.accelerator.name}:{choices.count}",
         usd_per_hour=quote.usd_per_hour,
         price_ground=quote.price_ground,
-        steps=(
-            *setup_steps(profile, choices.infra, choices.count, choices.engine_python),
-            *((Step("weights", pull),) if copies else ()),
-        ),
+        steps=(*setup, weights_step(pull, setup)) if copies else setup,
         engine=EngineProcess(profile.engine.kind, argv, profile.engine.env, choices.port, quote.served_name),
         limits=NodeLimits(
             hard_cap_utc=quote.deadline.timestamp(),
@@ -172,6 +183,7 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
             longest_s=(quote.latest - quote.at).total_seconds(),
             disk_gib=profile.hardware.disk_gib,
             on_demand_fallback=choices.on_demand_fallback,
+            unguarded=choices.unguarded,
             slurm=profile.slurm,
         ),
     )

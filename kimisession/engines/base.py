@@ -34,6 +34,10 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def confirm_within_s(self) -> float:
+        """How long a proof of the end may take here when all goes well, with room to spare."""
+
     def check(self, spec: LaunchSpec) -> None:
         """Refuse what cannot run here before anything exists. Raises DoesNotFit."""
 
@@ -55,7 +59,9 @@ class Engine(Protocol):
         """Where the endpoint can be reached from here, without a trailing slash."""
 
     def extend(self, session_id: str, deadline: datetime, added_s: float) -> None:
-        """Move every layer's deadline, the last to die first."""
+        """Move every layer's deadline, the last to die first; never back. `added_s` is what all extensions added since the
+        start: with it a machine whose wall clock is wrong keeps its bound. Raises UsageMistake when the place refuses or
+        there is no machine; then the keeper still ends it at the old cap."""
 
     def restart(self, session_id: str, sets: Mapping[str, FlagValue] | None) -> None:
         """Ask for the engine to be started again with these flags changed; None: with the flags of before. Raises

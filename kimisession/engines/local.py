@@ -35,6 +35,7 @@ class LocalEngine:
     """`home` is the folder of machines: the truth about what exists here, apart from any ledger."""
 
     name = "local"
+    confirm_within_s = 120.0
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -174,7 +175,10 @@ class LocalEngine:
     def extend(self, session_id: str, deadline: datetime, added_s: float) -> None:
         """The supervisor's label first, then the keeper."""
         machine = self.machine(session_id)
-        machine.relabel(deadline_label(deadline))
+        if not machine.record or machine.gone:
+            raise UsageMistake(f"session {session_id} has no machine to extend", "kimisession status")
+        if deadline > machine.deadline:
+            machine.relabel(deadline_label(deadline))
         write_json(
             machine.folder / "control" / "extend.json",
             {"hard_cap_utc": deadline.timestamp(), "added_s": added_s},
@@ -206,7 +210,10 @@ class LocalEngine:
             return
         if machine.gone:
             return
-        asked_s = machine.ask_to_stop(by, reason)
+        try:
+            asked_s = machine.ask_to_stop(by, reason)
+        except OSError:  # a full disk: what cannot be asked is killed
+            asked_s = float("inf")
         # Without a wrapper the job has ended: a supervisor that has not closed the machine by then hangs.
         patience_s = machine.stop_grace_s() + 25 if machine.wrapped else 5
         if asked_s < patience_s and (machine.supervised or machine.wrapped or machine.launching):

@@ -146,9 +146,10 @@ class Machine:
             return 5.0
 
     def leftovers(self) -> set[int]:
-        """Living processes of this machine, found by mark, by control group and by descent from either."""
+        """Living processes of this machine, found by mark, by control group, by the engine's session and by descent."""
         found = set(leash.marked(self.session_id))
         found.update(self._group().pids())
+        found.update(leash.in_session(self.identity("engine")))
         for pid in tuple(found):
             found.update(leash.descendants(pid))
         return found - {os.getpid()}
@@ -199,6 +200,7 @@ class Machine:
         # A machine without a readable spec never had a disk of its own.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job.release_disk(self.folder, config.load(self.folder))
+        job.release_scratch(self.folder)
         for secret in ("api_key", "webhook"):
             (self.folder / secret).unlink(missing_ok=True)
         # No process of it is left; what remains to be written takes no machine time.

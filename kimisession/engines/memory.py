@@ -37,6 +37,7 @@ class Faults:
     delete_calls: int = 0  # further calls that each `down` needs before the machine goes
     lies_about_deletion: bool = False  # "it is gone", while it runs on unseen until the lie ends
     unreachable: bool = False  # no question is answered
+    refuses_extend: bool = False  # like a Slurm site that lets only operators lengthen a job
 
 
 @dataclass
@@ -112,6 +113,7 @@ class MemoryEngine:
     """See the module's text."""
 
     name = "memory"
+    confirm_within_s = 120.0
 
     def __init__(self, cloud: MemoryCloud) -> None:
         self.cloud = cloud
@@ -208,6 +210,10 @@ class MemoryEngine:
         self._reach("extend")
         machine = self.cloud.machines.get(session_id)
         if machine is None or machine.ended is not None or machine.hidden:
+            raise UsageMistake(f"session {session_id} has no machine to extend", "kimisession status")
+        if self.cloud.faults.refuses_extend:
+            raise UsageMistake("the provider does not lengthen it", "start another session")
+        if deadline <= machine.hard_cap:
             return
         machine.labels[LABEL_DEADLINE] = deadline_label(deadline)
         machine.hard_cap = deadline

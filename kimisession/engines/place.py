@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.lifecycle import Layer, SeenResource
@@ -14,14 +14,20 @@ from kimisession.engines.remote import Remote
 @dataclass(frozen=True)
 class Sight:
     """What a place tells of one session. `files` are what the commands printed that were asked for with it, empty where
-    the machine cannot be reached. `since` is when it got its machine."""
+    the machine cannot be reached. `since` is when it got its machine.
 
-    present: bool
+    `present` is False only when the place has proven that nothing is left and nothing can come; None when nothing is seen
+    and that is not proven yet. `stopped`: it is there, billed, and nothing of it will ever end it. `lines` are what the place
+    itself knows of the session's story, as lines of a journal: attempts that failed, an end that it saw."""
+
+    present: bool | None
     why: str
     resources: tuple[SeenResource, ...] = ()
     layers: tuple[Layer, ...] = ()
     since: datetime | None = None
     files: tuple[str, ...] = ()
+    stopped: bool = False
+    lines: tuple[Mapping[str, Any], ...] = ()
 
 
 class Place(Protocol):
@@ -29,6 +35,9 @@ class Place(Protocol):
 
     def check(self, spec: LaunchSpec) -> None:
         """Refuse before anything exists. Raises DoesNotFit."""
+
+    def after_launch(self, session_id: str) -> None:
+        """Set what SkyPilot cannot set, once its launch has succeeded."""
 
     def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
         """What exists of a session, and what shell commands print where its folder is."""

@@ -26,32 +26,35 @@ _HEAD = """\
 """
 
 SEED = """\
-# Put the weights of Kimi K2.5 into a bucket, from a machine without GPUs: about $0.30 an hour, half an hour (public write-up,
-# February 2026).
+# Put the weights of a profile into a bucket, from a machine without GPUs: about $0.30 an hour, half an hour for the 595 GB of
+# Kimi K2.5 (public write-up, February 2026).
 #
 #     sky launch -c seed sky/seed-weights.yaml --env BUCKET=gs://NAME -i 1 --down
 #
 # Plain use lacks a price and a cap before it begins, and the deletion of this machine when SkyPilot dies. The bucket has to
-# exist. The weights lie on this disk once; what is in the bucket is checksummed on both sides, resumable, and sealed last.
+# exist. No byte of the weights touches this disk: they stream from the repository into the bucket, are checksummed on both
+# sides and sealed last; launched again after an interruption, it goes on where it was.
 name: seed-weights
 resources:
   infra: gcp
   cpus: 16+
   memory: 32+
-  disk_size: 1200
+  disk_size: 50
 workdir: .
 envs:
   BUCKET: ""  # like gs://NAME
   PROFILE: kimi-k2.5
-  REPO: moonshotai/Kimi-K2.5
 secrets:
   HF_TOKEN: ""  # only for repositories that ask for one
 setup: |
-  python3 -m pip install -q ".[cloud]" huggingface_hub
+  set -e
+  export PATH="$HOME/.local/bin:$PATH"
+  command -v uv > /dev/null || python3 -m pip install -q --user uv
+  [ -x ~/seed/bin/python ] || uv venv -q --python 3.12 ~/seed
+  uv pip install -q --python ~/seed/bin/python . "google-cloud-storage>=3.4"
 run: |
   case "$BUCKET" in gs://?*) ;; *) echo "say where to with --env BUCKET=gs://NAME" && exit 2 ;; esac
-  timeout 6h hf download "$REPO" --local-dir ~/weights
-  timeout 6h python3 -m kimisession seed "$PROFILE" --from ~/weights --bucket "$BUCKET"
+  timeout 6h ~/seed/bin/python -m kimisession seed "$PROFILE" --here --bucket "$BUCKET"
 """
 
 
@@ -76,6 +79,7 @@ def plain_yaml(profile: Profile) -> str:
         ),
         *(_slurm_config(profile) if slurm else _setup(profile)),
         "run: |",
+        "  set -e",
         *(f"  {line}" for line in (_slurm_run(profile) if slurm else _gcp_run(profile))),
         "",
     ]
@@ -104,7 +108,7 @@ def _slurm_resources(profile: Profile) -> list[str]:
 
 def _setup(profile: Profile) -> list[str]:
     steps = [step for step in setup_steps(profile, "gcp", 8, ENGINE_PYTHON) if step.name != "weights"]
-    return ["setup: |", *(f"  {_words(step.argv)}" for step in steps)]
+    return ["setup: |", "  set -e", *(f"  {_words(step.argv)}" for step in steps)]
 
 
 def _words(argv: tuple[str, ...]) -> str:
@@ -143,7 +147,7 @@ def _checkpoint_flags(profile: Profile) -> dict[str, FlagValue]:
 def _gcp_run(profile: Profile) -> list[str]:
     return [
         'case "$BUCKET" in gs://?*) ;; *) echo "say where from with --env BUCKET=gs://NAME" && exit 2 ;; esac',
-        'python3 -m kimisession.node.pull --from "$BUCKET" --to ~/model',
+        'python3 -m kimisession.node.pull --from "$BUCKET" --to ~/model --spread',
         *_indented(_engine(profile, "~/engine/bin/python", "~/model")),
     ]
 

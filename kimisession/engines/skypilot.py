@@ -33,6 +33,7 @@ from kimisession.engines.local_machine import lock_is_held, read_json, write_jso
 from kimisession.engines.payload import lay_out
 from kimisession.engines.place import Place, Sight
 from kimisession.engines.remote import Remote
+from kimisession.engines.sky_ssh import ask, sky_desk, sky_ssh_config
 from kimisession.engines.slurm import FOLDER
 from kimisession.engines.task import AUTODOWN_MINUTES, GRACE_S, task_config
 from kimisession.engines.tunnel import close_tunnel, open_endpoint, open_tunnel
@@ -66,6 +67,9 @@ ARM_WITHIN_S = 15 * 60.0
 #: Two empty lists this far apart, after a launch that was broken off: its last request may still have been on its way.
 SETTLE_S = 5.0
 
+#: On GCP: a keeper that ends in order, a deletion that takes its minutes, and two empty lists a minute apart.
+CONFIRM_WITHIN_S = {"gcp": 600.0}
+
 #: So many times longer when the launch could not even be cancelled.
 LOST = 6
 
@@ -86,6 +90,11 @@ def installed() -> str:
     return version
 
 
+def utc_now() -> datetime:
+    """Aware wall-clock time."""
+    return datetime.now(UTC)
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
@@ -95,13 +104,21 @@ class SkyPilotEngine:
     or prove gone what exists."""
 
     def __init__(
-        self, infra: str, home: Path, place: Place, sdk: Callable[[], Any] | None = None, settle_s: float = SETTLE_S
+        self,
+        infra: str,
+        home: Path,
+        place: Place,
+        sdk: Callable[[], Any] | None = None,
+        settle_s: float = SETTLE_S,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.name = infra
+        self.confirm_within_s = CONFIRM_WITHIN_S.get(infra, 120.0)
         self.home = home
         self.place = place
         self.sdk = sdk or _sky
         self.settle_s = settle_s
+        self.now = now
         self._seen: dict[str, tuple[float, Observation]] = {}
         self._journals: dict[str, tuple[int, list[dict[str, Any]]]] = {}
 
@@ -110,7 +127,7 @@ class SkyPilotEngine:
     def check(self, spec: LaunchSpec) -> None:
         """The task can be rendered, the weights can be reached from there, the place has such machines."""
         try:
-            task_config(spec, self.name, "payload", datetime.now(UTC))
+            task_config(spec, self.name, "payload", self.now())
         except ValueError as mistake:
             raise DoesNotFit(str(mistake), "mend the profile") from None
         if self.name != "slurm" and any(arg.startswith("file://") for step in spec.steps for arg in step.argv):
@@ -136,6 +153,7 @@ class SkyPilotEngine:
             for spot in (True, False) if spec.placement.on_demand_fallback and self.name == "gcp" else (True,):
                 try:
                     self._launch(spec, folder, payload, spot)
+                    self.place.after_launch(spec.session_id)
                     break
                 except NoCapacity as error:
                     if not spot or not spec.placement.on_demand_fallback:
@@ -149,7 +167,7 @@ class SkyPilotEngine:
         sky = self.sdk()
         told = _Progress()
         try:
-            task = sky.Task.from_yaml_config(task_config(spec, self.name, str(payload), datetime.now(UTC), spot))
+            task = sky.Task.from_yaml_config(task_config(spec, self.name, str(payload), self.now(), spot))
             # SkyPilot prints on standard output, where our data goes.
             with contextlib.redirect_stdout(told):
                 request = sky.launch(
@@ -183,31 +201,31 @@ class SkyPilotEngine:
         """By the place and the machine's folder, at most once a second."""
         at, seen = self._seen.get(session_id, (0.0, None))
         if seen is None or time.monotonic() - at > PACE_S:
-            seen = self._observe(session_id)
+            try:
+                seen = self._observe(session_id)
+            except Unconfirmed as error:
+                seen = Observation(self.now(), None, error.message)
             self._seen[session_id] = (time.monotonic(), seen)
             if seen.present is False:
                 self._forget(session_id)
         return seen
 
     def _observe(self, session_id: str) -> Observation:
-        now = datetime.now(UTC)
+        now = self.now()
         machine = f"{FOLDER}/{session_id}"
         offset, lines = self._journals.get(session_id, (0, []))
         commands = (
             f"cat {machine}/run/layers.json 2>/dev/null",
             f"tail -c +{offset + 1} {machine}/run/journal.jsonl 2>/dev/null",
         )
-        try:
-            sight = self.place.look(session_id, commands)
-            launching = not sight.present and self._launching(session_id, bool(lines or any(sight.files[1:])))
-        except Unconfirmed as error:
-            return Observation(now, None, error.message)
+        sight = self.place.look(session_id, commands)
+        launching = not sight.present and self._launching(session_id, bool(lines or any(sight.files[1:])))
         layers_text, news = (*sight.files, "", "")[:2]
         whole = news.rfind("\n") + 1
         lines = [*lines, *_lines(news[:whole])]
         self._journals[session_id] = (offset + len(news[:whole].encode()), lines)
         if launching:
-            return Observation(now, True, "SkyPilot is launching it")
+            return Observation(now, True, "SkyPilot is launching it", sight.resources, sight.lines)
         keeper = self._keeper(lines, now)
         layers = (keeper, _autodown(layers_text), *sight.layers) if sight.present else ()
         return Observation(
@@ -215,9 +233,9 @@ class SkyPilotEngine:
             sight.present,
             sight.why,
             sight.resources,
-            tuple(lines),
+            (*lines, *sight.lines),
             layers,
-            sight.present and self._unguarded(sight, lines, keeper, now),
+            bool(sight.present) and self._unguarded(sight, lines, keeper, now),
             open_endpoint(self._folder(session_id)) if sight.present else "",
         )
 
@@ -231,7 +249,9 @@ class SkyPilotEngine:
         return Layer("keeper", heard_s < SILENT_S and not over, f"last heard {max(0.0, heard_s):.0f} s ago")
 
     def _unguarded(self, sight: Sight, lines: list[dict[str, Any]], keeper: Layer, now: datetime) -> bool:
-        """Up for long enough, and nobody on the machine who would end the session soon."""
+        """Stopped, or up for long enough and nobody on the machine who would end the session soon."""
+        if sight.stopped:
+            return True
         if keeper.armed or sight.since is None:
             return False
         last = max([sight.since, *(datetime.fromisoformat(line["at"]) for line in lines[-1:])])
@@ -330,16 +350,21 @@ class SkyPilotEngine:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / "forbidden").touch()
         self._cancel_launch(session_id)
-        seen = self._observe(session_id)
-        if seen.present is None:
-            raise Unconfirmed(seen.why)
+        try:
+            seen = self._observe(session_id)
+        except Unconfirmed:
+            with contextlib.suppress(KimiError, OSError):  # the machine may be reached all the same, and ends itself
+                self._tell(session_id, "stop.json", {"by": by, "reason": reason})
+            raise
         asked = read_json(folder / "asked.json")
         if asked is None:
-            asked = {"at": time.time(), "empty_at": None}
+            asked = {"at": self.now().timestamp(), "empty_at": None}
             write_json(folder / "asked.json", asked)
             with contextlib.suppress(KimiError):  # it may have no machine yet, or none any more
                 self._tell(session_id, "stop.json", {"by": by, "reason": reason})
-        asked_s = time.time() - float(asked["at"])
+        asked_s = self.now().timestamp() - float(asked["at"])
+        if seen.present is None:
+            raise NotYetGone(seen.why)
         if not seen.present:
             self._settle(session_id, asked)
             return
@@ -347,7 +372,7 @@ class SkyPilotEngine:
         keeper = any(layer.name == "keeper" and layer.armed for layer in seen.layers)
         if not keeper or asked_s > grace_s:
             self.place.end(session_id, force=asked_s > 2 * grace_s)
-        raise NotYetGone("its job is ending")
+        raise NotYetGone(f"it is ending: {seen.why}")
 
     def _settle(self, session_id: str, asked: dict[str, Any]) -> None:
         """After a launch that was broken off, one empty list is not enough."""
@@ -355,9 +380,9 @@ class SkyPilotEngine:
         launch = read_json(folder / "launch.json")
         if launch is not None and not launch["over"]:
             if asked["empty_at"] is None:
-                write_json(folder / "asked.json", {**asked, "empty_at": time.time()})
+                write_json(folder / "asked.json", {**asked, "empty_at": self.now().timestamp()})
             wait_s = self.settle_s * (1 if launch.get("cancelled") else LOST)
-            if asked["empty_at"] is None or time.time() - float(asked["empty_at"]) < wait_s:
+            if asked["empty_at"] is None or self.now().timestamp() - float(asked["empty_at"]) < wait_s:
                 raise NotYetGone("nothing is there; looking once more, for its launch was broken off")
         self._forget(session_id)
 
@@ -506,12 +531,15 @@ class SkyPlace:
     def check(self, spec: LaunchSpec) -> None:
         """SkyPilot itself refuses a place that it has no access to."""
 
+    def after_launch(self, session_id: str) -> None:
+        """Nothing is left to be set."""
+
     def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
         """By the machine itself where ssh reaches it, else by SkyPilot's refreshed status."""
         there = self.desk(session_id)
         if there is not None and session_id in self._began:
             with contextlib.suppress(Unconfirmed):
-                return self._sight(session_id, "ssh reaches it", _ask(there, commands))
+                return self._sight(session_id, "ssh reaches it", ask(there, commands))
         records = self._records(session_id)
         if not records:
             return Sight(False, f"SkyPilot asked {self.infra} and found nothing of it")
@@ -519,7 +547,7 @@ class SkyPlace:
         files: tuple[str, ...] = ()
         if (there := self.desk(session_id)) is not None:
             with contextlib.suppress(Unconfirmed):
-                files = _ask(there, commands)
+                files = ask(there, commands)
         return self._sight(session_id, f"SkyPilot says {records[0]['status'].value}", files)
 
     def _sight(self, session_id: str, why: str, files: tuple[str, ...]) -> Sight:
@@ -547,17 +575,11 @@ class SkyPlace:
 
     def desk(self, session_id: str) -> Remote | None:
         """The machine, by SkyPilot's entry in ssh's configuration."""
-        config = Path(f"~/.sky/generated/ssh/{session_id}").expanduser()
-        return Remote(("-F", str(config), session_id)) if config.exists() else None
+        return sky_desk(session_id)
 
     def ssh_config(self, session_id: str, names: tuple[str, ...]) -> str:
         """SkyPilot's entry under our names."""
-        try:
-            entry = Path(f"~/.sky/generated/ssh/{session_id}").expanduser().read_text(encoding="utf-8")
-        except OSError:
-            raise EngineFailed(f"SkyPilot has no ssh entry for {session_id}", f"sky status {session_id}") from None
-        lines = [line for line in entry.splitlines() if "KnownHostsFile" not in line]
-        return "\n".join(f"Host {' '.join(names)}" if line == f"Host {session_id}" else line for line in lines) + "\n"
+        return sky_ssh_config(session_id, names)
 
     def prolong(self, session_id: str, deadline: datetime, labels: Mapping[str, str]) -> None:
         """The machine's own timer, where it has one."""
@@ -578,12 +600,6 @@ class SkyPlace:
             raise Unconfirmed(f"SkyPilot could not delete it: {_first(error)}", f"sky down {session_id}") from None
 
 
-def _ask(there: Remote, commands: tuple[str, ...]) -> tuple[str, ...]:
-    mark = "@@kimisession@@"
-    told = there.run("".join(f"echo {mark}; {command}\n" for command in commands) + "exit 0")
-    return tuple(told.split(f"{mark}\n")[1:])
-
-
 @functools.cache
 def skypilot_engine(infra: str, home: Path) -> SkyPilotEngine:
     """The engine of a place, one a process: what it has seen is not asked twice. Raises EngineMissing."""
@@ -593,10 +609,16 @@ def skypilot_engine(infra: str, home: Path) -> SkyPilotEngine:
         _PROGRESS.warning("SkyPilot %s was not tested; %s to below %s were", version, low, high)
     makers: dict[str, Callable[[], Place]] = {
         "slurm": _slurm,
-        "gcp": lambda: SkyPlace("gcp"),
+        "gcp": lambda: _gcp(home),
         "kubernetes": lambda: SkyPlace("kubernetes"),
     }
     return SkyPilotEngine(infra, home, makers[infra]())
+
+
+def _gcp(home: Path) -> Place:
+    from kimisession.engines.gcp import GcpPlace
+
+    return GcpPlace(home)
 
 
 def _slurm() -> Place:

@@ -102,6 +102,9 @@ class SlurmPlace:
                 f"{self.config} has no cluster {wanted!r}; it has {', '.join(known)}", "mend slurm.cluster"
             )
 
+    def after_launch(self, session_id: str) -> None:
+        """Everything was said to sbatch."""
+
     def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
         """By squeue on every cluster. Raises Unconfirmed when one of them cannot be asked and no other has the job."""
         silent: Unconfirmed | None = None
@@ -182,13 +185,12 @@ class SlurmPlace:
         if job is None or job.began is None:
             raise UsageMistake(f"session {session_id} has no running job", "kimisession status")
         minutes = -(-int((deadline - job.began).total_seconds() + 120) // 60)
-        try:
-            self._update(job, "TimeLimit", str(minutes))
-        except Unconfirmed as error:
+        refused = self._update(job, "TimeLimit", str(minutes))
+        if refused:
             raise UsageMistake(
-                f"Slurm does not lengthen the job: {error.message}",
+                f"Slurm does not lengthen job {job.id}: {refused}",
                 "most sites let only an operator do that; start the next session with a longer --duration",
-            ) from None
+            )
         self._update(job, "Comment", comment_of({**job.labels, LABEL_DEADLINE: deadline_label(deadline)}))
 
     def end(self, session_id: str, force: bool) -> None:
@@ -213,8 +215,11 @@ class SlurmPlace:
         jobs = (_job(cluster, line) for line in queue.splitlines() if line.strip())
         return Look(tuple(job for job in jobs if LABEL_SESSION in job.labels), tuple(files))
 
-    def _update(self, job: SlurmJob, field: str, value: str) -> None:
-        self.login(job.cluster).run(f"scontrol update JobId={job.id} {field}={shlex.quote(value)}")
+    def _update(self, job: SlurmJob, field: str, value: str) -> str:
+        """Change a job. Returns why Slurm refuses, empty when it did it; raises Unconfirmed when it could not be asked."""
+        change = f"scontrol update JobId={job.id} {field}={shlex.quote(value)}"
+        told, mark, _ = self.login(job.cluster).run(f"{change} 2>&1 || echo {_MARK}").partition(_MARK)
+        return " ".join(told.split()) or "it does not say why" if mark else ""
 
 
 def _remembered(cluster: str, text: str) -> list[SlurmJob]:

@@ -19,6 +19,10 @@ AUTODOWN_MINUTES = 1
 #: After the last cap of ours the kernel of the node gets this long before anything outside of us acts.
 GRACE_S = 120
 
+#: So long after the keeper's end a cloud machine deletes itself, should SkyPilot not have done it: its autodown was seen to
+#: take 98 to 107 s.
+AFTER_S = 240
+
 _PATH = re.compile(r"(?:[A-Za-z0-9._~+@%=/-]|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)*")
 _MODULE = re.compile(r"[A-Za-z0-9._+/-]+")
 
@@ -42,28 +46,37 @@ _HEAD = """\
 machine={machine}
 node_python=$(command -v python3)
 end() {{
+{first}
   rm -rf "$machine/lib" "$machine/api_key" "$machine/webhook"{release}
 {end}
   exit "$1"
 }}
 fail() {{
   printf '{{"at":"%s","kind":"ended","by":"run","reason":"setup-failed","evidence":"%s","exit_code":20}}\\n' \\
-    "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" >> "$machine/run/journal.jsonl"
+    "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$(printf '%s' "$1" | tr -d '\\\\"' | tr '[:cntrl:]' ' ')" >> "$machine/run/journal.jsonl"
   end 20
 }}
 """
 
-# The machine's own end first, before anything takes time; then without the variables that GIB may have left in this shell.
+# The machine's own end first, before anything takes time, with a limit of its own: what hangs here would hang unguarded.
 _ARM_GCP = """\
-[ ! -e "$machine/scripts" ] || sudo "$machine/scripts/deadline/arm.sh" --deadline {deadline} \\
-  --script "$machine/lib/kimisession/node/deadline.py" >> "$machine/run/deadline.log" 2>&1 \\
-  || fail "the machine's own deadline could not be armed: $(tail -n 1 "$machine/run/deadline.log" | tr -d '\\"')"
+arm() {{
+  [ ! -e "$machine/scripts" ] || sudo -n timeout -k 10 90 "$machine/scripts/deadline/arm.sh" "$@" \\
+    --script "$machine/lib/kimisession/node/deadline.py" >> "$machine/run/deadline.log" 2>&1 < /dev/null
+}}
+arm --deadline {deadline} || fail "the machine's own deadline could not be armed: $(tail -n 1 "$machine/run/deadline.log")"
 """
 
+# SkyPilot's autodown takes up to two minutes and clears its record; whatever else is in its queue, or wrong with it, the
+# machine goes by itself soon after that, not with the session's deadline.
+_SHORTEN_GCP = """\
+  arm --deadline $(( $(date +%s) + {after_s} )) --grace-s 0 --without-keeper-s {after_s} || true"""
+
+# No process that goes on in the background may hold the job's output: SkyPilot reads it to its end.
 _TAIL = """\
 python=$(cat "${{SKY_RUNTIME_DIR:-$HOME}}/.sky/python_path" 2>/dev/null || echo python3)
-( "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
-  mv "$machine/run/.layers" "$machine/run/layers.json" ) < /dev/null &
+( timeout -k 10 120 "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
+  mv "$machine/run/.layers" "$machine/run/layers.json" ) < /dev/null > /dev/null 2>&1 &
 PYTHONPATH="$machine/lib" {without}timeout -k 30 {longest_s} "$node_python" -m kimisession.node.job "$machine" \\
   < /dev/null > "$machine/run/job.log" 2>&1
 end $?
@@ -76,15 +89,23 @@ job() {{
     mv "$machine/run/.job" "$machine/run/job.json"
 }}
 began=$(SLURM_TIME_FORMAT=%s squeue -h -j "$SLURM_JOB_ID" -o %S)
+case $began in '' | *[!0-9]*) began=$(date +%s) ;; esac  # slurmctld does not answer: it is not much later
 job null
+# The job may have waited in the queue for longer than its limit knows of: the limit is brought back to the deadline.
+minutes=$(( ({latest} - began + 59) / 60 ))
+[ "$minutes" -gt 0 ] || fail "its deadline passed while it waited in the queue"
+scontrol update JobId="$SLURM_JOB_ID" TimeLimit="$minutes"
 """
 
-# A user may shorten a job: from here on slurmctld ends it, whatever happens to the processes on the node. Then, in order:
-# the batch script that SkyPilot wrote cleans up on TERM, once no other step is left, so this one ends too.
+# A user may shorten a job: from here on slurmctld ends it, whatever happens to the processes on the node, and to the file
+# system that the next lines write to.
+_SHORTEN_SLURM = """\
+  scontrol update JobId="$SLURM_JOB_ID" TimeLimit=$(( ($(date +%s) - began) / 60 + 2 ))"""
+
+# In order: the batch script that SkyPilot wrote cleans up on TERM, once no other step is left, so this one ends too.
 _END_SLURM = """\
   job "$(date +%s)"
-  scontrol update JobId="$SLURM_JOB_ID" TimeLimit=$(( ($(date +%s) - began) / 60 + 2 ))
-  scancel --signal=TERM --full "$SLURM_JOB_ID\""""
+  for _ in 1 2 3 4 5 6; do scancel --signal=TERM --full "$SLURM_JOB_ID" && break; sleep 10; done"""
 
 
 def task_config(spec: LaunchSpec, infra: str, payload: str, now: datetime, spot: bool = True) -> dict[str, Any]:
@@ -141,24 +162,27 @@ def run_script(spec: LaunchSpec, infra: str) -> str:
     tail = f"read_back=$(cat <<'END'\n{_READ_BACK}END\n)\n" + _TAIL.format(longest_s=longest_s, without=without)
     if infra != "slurm":
         machine = f'"$HOME"/.kimisession/{spec.session_id}'
-        head = _HEAD.format(machine=machine, release="", end="  true")
+        gcp = infra == "gcp"
+        first = _SHORTEN_GCP.format(after_s=AFTER_S) if gcp else "  true"
+        head = _HEAD.format(machine=machine, release="", first=first, end="  true")
         deadline = int(spec.deadline.timestamp()) + GRACE_S
-        return head + (_ARM_GCP.format(deadline=deadline) if infra == "gcp" else "") + tail
+        return head + (_ARM_GCP.format(deadline=deadline) if gcp else "") + tail
     machine = f'"$(getent passwd "$(id -u)" | cut -d: -f6)"/.kimisession/{spec.session_id}'
     slurm = spec.placement.slurm
     release = f' "{_checked(slurm.scratch)}/kimisession-{spec.session_id}"' if slurm.scratch else ""
-    head = _HEAD.format(machine=machine, release=f' "$machine/disk"{release}', end=_END_SLURM)
-    return head + _slurm_site(spec.session_id, slurm) + tail
+    head = _HEAD.format(machine=machine, release=f' "$machine/disk"{release}', first=_SHORTEN_SLURM, end=_END_SLURM)
+    return head + _slurm_site(spec, slurm) + tail
 
 
-def _slurm_site(session_id: str, slurm: Slurm) -> str:
+def _slurm_site(spec: LaunchSpec, slurm: Slurm) -> str:
     """Move in, and make the site's software ready, inside the job."""
+    session_id = spec.session_id
     lines = [
         # The folder first: whatever fails from here on is told in its journal.
         'mkdir -p -m 700 "${machine%/*}" && mkdir -p "$machine/run" "$machine/control"',
         # control/ may hold a request to stop from before the job began: it is kept.
         f'cp -R ~/.kimisession/{session_id}/. "$machine/" && rm -rf ~/.kimisession/{session_id}',
-        _BEGIN_SLURM.format().rstrip(),
+        _BEGIN_SLURM.format(latest=int(spec.deadline.timestamp()) + GRACE_S).rstrip(),
         '[ -e "$machine/spec.json" ] || fail "the files of the session did not arrive"',
     ]
     if slurm.scratch:

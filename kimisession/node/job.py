@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 
@@ -32,6 +33,7 @@ KEEPER_KILLED = 40
 KEEPER_HUNG = 41
 POLL_S = 0.25
 CLOSED_S = 5.0
+_SCRATCH = "kimi-run-"
 
 _ASKED_TO_END = False
 
@@ -60,6 +62,24 @@ def release_disk(machine: Path, config: Config) -> None:
         shutil.rmtree(machine / "disk", ignore_errors=True)
 
 
+def make_scratch(machine: Path) -> dict[str, str]:
+    """The environment of the keeper, with a TMPDIR of the session's own: each start of vLLM leaves sockets and files
+    there. A short path: the kernel takes socket names of 107 characters, and vLLM adds 37. A full disk stops nothing."""
+    with contextlib.suppress(OSError):
+        folder = tempfile.mkdtemp(prefix=_SCRATCH, dir="/tmp" if len(tempfile.gettempdir()) > 50 else None)  # noqa: S108
+        (machine / "run" / "scratch").write_text(folder, encoding="utf-8")
+        return {**os.environ, "TMPDIR": folder}
+    return dict(os.environ)
+
+
+def release_scratch(machine: Path) -> None:
+    """Remove the session's TMPDIR with all that the engine left there. Repeatable."""
+    with contextlib.suppress(OSError):
+        folder = Path((machine / "run" / "scratch").read_text(encoding="utf-8"))
+        if folder.is_absolute() and folder.name.startswith(_SCRATCH):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def run(machine: Path, parent: int) -> int:
     """Run the keeper to its end, then clean up. Returns the job's exit code."""
     signal.signal(signal.SIGTERM, _on_term)
@@ -76,7 +96,8 @@ def run(machine: Path, parent: int) -> int:
 
     lifeline, beat_end = os.pipe()
     argv = [sys.executable, "-m", "kimisession.node.keeper", str(machine), str(beat_end), str(os.getpid())]
-    keeper = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=(beat_end,), start_new_session=True)
+    env = make_scratch(machine)
+    keeper = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, pass_fds=(beat_end,), start_new_session=True)
     os.close(beat_end)
     group.join(keeper.pid)
 
@@ -85,6 +106,7 @@ def run(machine: Path, parent: int) -> int:
     left = leash.kill_descendants(os.getpid(), within_s=10)
     group.remove()
     release_disk(machine, config)
+    release_scratch(machine)
     journal.write("closed", exit_code=code, left=len(left))
     os.close(lock)
     return code

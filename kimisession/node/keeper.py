@@ -6,7 +6,8 @@ One loop, one exit. A tick is observe, decide, record, act, heartbeat; a step th
 nothing skips the heartbeat. Exit codes are in `policy.EXIT_CODES`. SIGTERM means: finish tearing down.
 
 It obeys files in MACHINE_FOLDER/control, both written whole and renamed into place:
-`stop.json` {"by", "reason"}, `extend.json` {"hard_cap_utc", "added_s"} and `restart.json` {"id", "argv", "flags"}. A restart
+`stop.json` {"by", "reason"}, `extend.json` {"hard_cap_utc", "added_s": since the first cap, in all} and `restart.json`
+{"id", "argv", "flags"}. A cap never moves back, and who misses one of two extensions misses nothing. A restart
 keeps the machine, its weights and its caches; when the engine then dies before it is ready, it goes back to the arguments of
 before.
 """
@@ -121,6 +122,7 @@ class Keeper:
         self.key = (machine / "api_key").read_text(encoding="ascii").strip()
         now = boot_clock()
         self.limits = self._limits(now)
+        self.first_cap_at = self.limits.hard_cap_at
         self.seen = Seen(started_at=now, progressed_at=now, phase="setup")
         self.tasks: dict[str, Task] = {}
         self.done: set[str] = set()
@@ -204,9 +206,11 @@ class Keeper:
         if extend is not None and (text := json.dumps(extend, sort_keys=True)) != self.extended:
             self.extended = text
             added, wall = float(extend["added_s"]), time.time()
-            cap = min(now + float(extend["hard_cap_utc"]) - wall, self.limits.hard_cap_at + added)
+            cap = min(now + float(extend["hard_cap_utc"]) - wall, self.first_cap_at + added)
             if not math.isfinite(cap):
                 raise ValueError("control/extend.json names no moment")
+            if cap <= self.limits.hard_cap_at:  # of two commands at once the slower one wrote last
+                return
             self.limits = replace(self.limits, hard_cap_at=cap)
             self.journal.write("extended", hard_cap_utc=extend["hard_cap_utc"], left_s=round(cap - now))
         again = self._read_control("restart.json")

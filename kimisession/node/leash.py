@@ -106,6 +106,22 @@ def marked(machine: str) -> Iterator[int]:
                 yield int(name)
 
 
+def in_session(leader: str) -> list[int]:
+    """Living processes of the session that `leader` (`PID:TICKS`) began. vLLM's EngineCore writes its title over its
+    environment, mark and all, and outlives its API server; but it stays in that one's session, and the kernel gives no
+    number away that still names a session. Empty when the number has come to belong to another process."""
+    pid, _, ticks = leader.partition(":")
+    if not pid.isdigit() or not ticks.isdigit() or start_ticks(int(pid)) not in (ticks, None):
+        return []
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are wanted, not paths
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = Path(f"/proc/{int(name)}/stat").read_bytes().decode("ascii", "replace").rsplit(")", 1)[1].split()
+            if fields[3] == pid and fields[0] not in "ZX" and int(fields[19]) >= int(ticks):
+                found.append(int(name))
+    return found
+
+
 def reap() -> None:
     """Collect every child that has ended, ours by adoption included."""
     with contextlib.suppress(ChildProcessError):

@@ -45,8 +45,8 @@ class GcsBucket:
         """`client` is a google.cloud.storage.Client; `retry` a google.api_core Retry for all but uploads."""
         self.name = f"{bucket}/{prefix}".rstrip("/")
         self.url = f"gs://{self.name}"
-        self._client = client
-        self._bucket_name = bucket
+        self.client = client
+        self.bucket_name = bucket
         self._bucket = client.bucket(bucket)
         self._prefix = prefix
         self._retry = retry
@@ -84,11 +84,22 @@ class GcsBucket:
         retry = retries.DEFAULT_RETRY.with_timeout(60.0)
         return cls(client, parts.netloc, prefix + "/" if prefix else "", retry=retry)
 
+    def exists(self) -> bool:
+        """Whether there is such a bucket that this account may see. Raises WeightsError."""
+        with self._translated(""):
+            return self.client.lookup_bucket(self.bucket_name) is not None
+
+    def location(self) -> str:
+        """Where the bucket is, in lower case; "" when there is none. Raises WeightsError."""
+        with self._translated(""):
+            found = self.client.lookup_bucket(self.bucket_name)
+        return str(found.location or "").lower() if found is not None else ""
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Bucket.list."""
         with self._translated(prefix):
-            for blob in self._client.list_blobs(
-                self._bucket_name,
+            for blob in self.client.list_blobs(
+                self.bucket_name,
                 prefix=self._prefix + prefix,
                 retry=self._retry,
                 fields="items(name,size,generation,crc32c),nextPageToken",
@@ -113,7 +124,7 @@ class GcsBucket:
 
     def open(self, name: str, offset: int, size: int, generation: int | None = None) -> Reader:
         """See Bucket.open."""
-        wire = HttpWire(self._origin(), self._prefix, self._bucket_name, _Auth(self._client))
+        wire = HttpWire(self._origin(), self._prefix, self.bucket_name, _Auth(self.client))
         try:
             return _Reader(wire, wire.open(name, offset, size, generation))
         except WireError as error:
@@ -140,7 +151,7 @@ class GcsBucket:
             uri = blob.create_resumable_upload_session(
                 content_type="application/octet-stream",
                 size=size,
-                client=self._client,
+                client=self.client,
                 if_generation_match=0,
                 checksum=None,
                 retry=self._retry,
@@ -160,7 +171,7 @@ class GcsBucket:
         """See Bucket.delete_leavings. Unfinished sessions hold no object and end by themselves within a week."""
 
     def _origin(self) -> str:
-        return str(self._client._connection.API_BASE_URL).rstrip("/")
+        return str(self.client._connection.API_BASE_URL).rstrip("/")
 
     def _stat(self, blob: Any) -> Stat:
         return Stat(blob.name[len(self._prefix) :], int(blob.size), int(blob.generation), blob.crc32c)
@@ -178,9 +189,7 @@ class GcsBucket:
             raise Conflict(f"{where} was written by someone else") from None
         except errors.NotFound as error:
             if "bucket" in str(error).lower() and "object" not in str(error).lower():
-                raise WeightsError(
-                    f"there is no bucket {self._bucket_name}", "create it, or correct the name"
-                ) from None
+                raise WeightsError(f"there is no bucket {self.bucket_name}", "create it, or correct the name") from None
             raise Missing(f"{where} is not there") from None
         except errors.RetryError as error:
             raise TryAgain(f"{where}: {error.cause or error}") from None
@@ -348,12 +357,12 @@ class _Auth:
     """The library's credentials as the wire's token."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self.client = client
 
     def headers(self) -> dict[str, str]:
         found: dict[str, str] = {}
         transport = importlib.import_module("google.auth.transport.requests")
-        self._client._credentials.before_request(transport.Request(), "GET", "", found)
+        self.client._credentials.before_request(transport.Request(), "GET", "", found)
         return {key.title(): value for key, value in found.items()}
 
     def spent(self, headers: Mapping[str, str]) -> bool:

@@ -71,8 +71,23 @@ class HubSource:
 
     def open(self, file: SourceFile, offset: int) -> Reader:
         """See Source.open."""
+        site, answer = self._get(file, {"Range": f"bytes={offset}-"} if offset else {})
+        return _Body(site, answer, file, offset)
+
+    def beginning(self, file: SourceFile, length: int) -> bytes:
+        """The first `length` bytes of a file, fewer where it ends before. A server that ignores ranges is cut off after
+        them: nothing else is downloaded. Raises SourceChanged, SourceDenied, TryAgain."""
+        site, answer = self._get(file, {"Range": f"bytes=0-{length - 1}"})
+        try:
+            return answer.read(length)
+        except (OSError, http.client.HTTPException) as error:
+            raise TryAgain(f"{file.path} was cut off ({error or type(error).__name__})") from None
+        finally:
+            site.drop()
+
+    def _get(self, file: SourceFile, headers: dict[str, str]) -> tuple[Site, http.client.HTTPResponse]:
+        """The answer for a file, wherever the hub redirects to."""
         url = f"{self._endpoint}/{self.name}/resolve/{self.revision()}/{quote(file.path)}"
-        headers = {"Range": f"bytes={offset}-"} if offset else {}
         for hop in range(_REDIRECTS):
             parts = urlsplit(url)
             site = Site(f"{parts.scheme}://{parts.netloc}")
@@ -92,7 +107,7 @@ class HubSource:
             if answer.status in (200, 206):
                 if not hop:
                     self._check_commit(file, answer.getheader("X-Repo-Commit"))
-                return _Body(site, answer, file, offset)
+                return site, answer
             site.drop()
             raise self._refused(answer.status, file.path, answer.getheader("Retry-After"))
         raise TryAgain(f"{file.path}: the hub redirects without end")

@@ -25,7 +25,6 @@ fail() {
 
 put() { # SOURCE TARGET: whole or not at all
     local part
-    local part
     if ! { mkdir -p "$(dirname "$2")" && part=$(mktemp "$2.XXXXXX"); }; then
         fail "$2 could not be written; is the disk full"
     fi
@@ -70,7 +69,11 @@ python=$(command -v /usr/bin/python3 || command -v python3) || fail "there is no
 # The bound that no wrong clock can move: the uptime at which the deadline will be.
 uptime=$(cut -d . -f 1 /proc/uptime)
 longest=$((uptime + deadline - now))
-source=${source:-$here/../../kimisession/node/deadline.py}
+if [ -z "$source" ]; then # beside a checkout, in a machine's folder, or what an earlier arming installed
+    for source in "$here/../../kimisession/node/deadline.py" "$here/../../lib/kimisession/node/deadline.py" "$script"; do
+        [ ! -f "$source" ] || break
+    done
+fi
 [ -f "$source" ] || fail "there is no $source to install; name kimisession/node/deadline.py with --script"
 put "$source" "$script"
 

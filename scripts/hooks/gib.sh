@@ -151,9 +151,15 @@ restore() {
 }
 
 without_variables() {
-    local name unset=() path=${LD_LIBRARY_PATH:-}
+    local name all unset=() path=${LD_LIBRARY_PATH:-}
+    all=$(names)
     # The running environment is older than the removal: this shell's parents read the profile when GIB was there.
-    while IFS= read -r name; do unset+=(-u "$name"); done < <(compgen -e | grep -xE "$(names)" || true)
+    while IFS= read -r name; do
+        case $name in
+            PATH | LD_LIBRARY_PATH | LIBRARY_PATH) continue ;; # lists, of which GIB is one entry
+        esac
+        if [[ $name =~ ^($all)$ || ${!name} == *"$gib"* ]]; then unset+=(-u "$name"); fi
+    done < <(compgen -e)
     path=$(tr ':' '\n' <<<"$path" | { grep -v "^$gib" || true; } | paste -sd ':')
     if [ -n "$path" ]; then export LD_LIBRARY_PATH=$path; else unset LD_LIBRARY_PATH; fi
     exec env "${unset[@]}" "$@"

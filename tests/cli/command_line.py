@@ -18,6 +18,7 @@ class Said:
     code: int
     out: str
     err: str
+    words: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -67,7 +68,7 @@ class Home:
             check=False,
             timeout=100,
         )
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Said(done.returncode, done.stdout, done.stderr, words)
 
     def store(self) -> Store:
         """The ledger."""

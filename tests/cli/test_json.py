@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from command_line import Home, Said
+from json_schema import mistakes
 
+from kimisession.cli.schemas import folder
 from kimisession.cli.show import SCHEMA_VERSION
 from kimisession.rehearsal.standin_model import make_standin_model
 
@@ -20,11 +22,14 @@ QUICK = ("--set", "phase-seconds=boot=0,load=0,compile=0,memory=0,graphs=0,serve
 
 
 def documents(said: Said) -> list[dict[str, Any]]:
-    """Every document of the output, each on a line of its own, each with its version."""
+    """Every document of the output, each on a line of its own, each with its version, each as its schema has it."""
     found = [json.loads(line) for line in said.out.splitlines()]
+    command = "config-show" if said.words[0] == "config" else said.words[0]
+    schema = json.loads((folder() / f"{command}.json").read_text(encoding="utf-8"))
     for document in found:
         assert document["schema_version"] == SCHEMA_VERSION
         assert set(document) == {"schema_version", "kind", "data"}
+        assert mistakes(document, schema, schema) == []
     return found
 
 
@@ -60,11 +65,18 @@ def test_seeding_prints_the_sealed_manifest(home: Home) -> None:
         (("profiles", "kimi-k2.5-int4"), "profile", dict),
         (("status",), "sessions", list),
         (("cost",), "costs", dict),
-        (("config", "show"), "config", list | dict),
+        (("config", "show"), "config", dict),
+        (("plan", "kimi-k2.5"), "plan", dict),
+        (("plan", "--compare", "kimi-k2.5", "kimi-k2.5-kt"), "plans", list),
+        (("plan", "--from", "serve.sh"), "script", dict),
+        (("bench", "--list"), "benches", list),
+        (("start", "rehearsal", "--dry-run", "--budget", "10"), "quote", dict),
+        (("seed", "rehearsal", "--delete", "--dry-run"), "dry-run", dict),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_prints_data_prints_it_as_json(home: Home, words: tuple[str, ...], kind: str, data: type) -> None:
+    (home.folder / "serve.sh").write_text("vllm serve moonshotai/Kimi-K2.5 --tensor-parallel-size 8\n")
     assert isinstance(document(home.type(*words, "--json"), kind), data)
 
 
@@ -110,6 +122,22 @@ def test_looking_at_it_asking_it_and_starting_it_again_all_speak_of_the_same_ses
     assert endpoint["api_key"] not in json.dumps([row, answers, again])
 
 
+def test_measuring_moving_and_restarting_it_speak_json_too(home: Home, started: Any) -> None:
+    quick = ("--rounds", "1", "--concurrent", "2", "--max-tokens", "8")
+    first = document(home.type("bench", "demo", *quick, "--json"), "bench")
+    document(home.type("bench", "demo", *quick, "--json"), "bench")
+    compared = document(home.type("bench", "--compare", "1", "2", "--json"), "bench-compare")
+    assert compared["a"] == first
+    moved = document(home.type("extend", "1m", "demo", "--json"), "extended")
+    assert (moved["session"], moved["added_s"]) == (started["session"], 60)
+    assert moved["deadline"] > started["deadline"]
+    assert "would" in document(home.type("extend", "1m", "--dry-run", "--json"), "dry-run")
+    assert "restart" in document(home.type("restart", "--undo", "--dry-run", "--json"), "dry-run")["would"]
+    again = document(home.type("restart", "demo", "--set", "max-model-len=4096", "--json"), "session")
+    assert (again["session"], again["state"]) == (started["session"], "ready")
+    assert "stop demo" in document(home.type("stop", "demo", "--dry-run", "--json"), "dry-run")["would"]
+
+
 def test_stopping_it_prints_its_receipt_and_twice_the_same(home: Home, started: Any) -> None:
     receipt = document(home.type("stop", "demo", "--json"), "receipt")
     assert (receipt["state"], receipt["reason"], receipt["final"]) == ("gone", "user", True)
@@ -118,7 +146,7 @@ def test_stopping_it_prints_its_receipt_and_twice_the_same(home: Home, started: 
     assert document(home.type("cost", "demo", "--json"), "receipt") == receipt
     costs = document(home.type("cost", "--json"), "costs")
     assert costs["sessions"] == [receipt]
-    assert (costs["count"], costs["usd"]) == (0, "0")  # what is pretended is not in the sum
+    assert (costs["count"], costs["usd"]) == (0, "0.00")  # what is pretended is not in the sum
     assert document(home.type("status", "--json"), "sessions") == []
     (row,) = document(home.type("status", "--all", "--json"), "sessions")
     assert (row["session"], row["state"]) == (started["session"], "gone")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from kimisession.profile_file import load_profile, profile_files
+from kimisession.rehearsal.mini_kimi import make_mini_kimi
+from tests.weights.servers import COMMIT, HubServer, serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/fixtures/scripts/serve_h200.sh"
@@ -104,7 +106,8 @@ def test_a_larger_gpu_is_named_as_start_knows_it(tmp_path: Path) -> None:
     done = run(tmp_path, "plan", "kimi-k2.5", "--context", "256k", "--concurrency", "4")
     assert done.stdout.startswith("kimi-k2.5 on H100-NVL x 8")
     assert "--gpus H100-NVL:8" in done.stderr
-    assert "that is not for H100-NVL" in " ".join(done.stdout.split())
+    assert "price     not known" in done.stdout
+    assert "that is not for H100-NVL:8: kimisession plan kimi-k2.5 --gpus H100-NVL:8" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,77 @@ def test_a_price_list_on_this_machine_is_used_and_its_age_shown(tmp_path: Path) 
     }
     catalog.unlink()
     assert data(tmp_path, "kimi-k2.5")["price"] == found["price"]
+
+
+def test_without_a_catalog_the_shipped_list_names_its_source_and_day(tmp_path: Path) -> None:
+    found = data(tmp_path, "kimi-k2.5", "--gpus", "H200:8")["price"]
+    assert found["usd_per_hour"] == "32.05394"
+    assert found["ground"].startswith("us-east4-b, spot, a3-ultragpu-8g; list shipped with kimisession")
+    assert "read 2026-11-21" in found["ground"]
+
+
+def test_no_price_is_made_up_where_none_is_known(tmp_path: Path) -> None:
+    found = data(tmp_path, "kimi-k2.5", "--gpus", "H100-NVL:8")
+    assert found["price"]["usd_per_hour"] is None
+    assert found["cost"]["worst_usd"] is None
+    said = " ".join(run(tmp_path, "plan", "kimi-k2.5", "--gpus", "H100-NVL:8").stdout.split())
+    assert "not known: no price of H100-NVL:8 on gcp is known here; --price says what you pay" in said
+    assert "at worst" not in said
+    stated = data(tmp_path, "kimi-k2.5", "--gpus", "H100-NVL:8", "--price", "20")
+    assert stated["cost"]["worst_usd"] == "40.00"
+
+
+def test_two_hours_of_the_seeds_spot_machine_cost_52_dollars(tmp_path: Path) -> None:
+    assert data(tmp_path, "kimi-k2.5", "--price", "26")["cost"]["worst_usd"] == "52.00"
+    assert data(tmp_path, "kimi-k2.5")["cost"]["worst_usd"] == "52.00"
+
+
+def test_explain_lists_the_zones_with_their_prices(tmp_path: Path) -> None:
+    said = run(tmp_path, "plan", "kimi-k2.5", "--explain").stdout
+    assert "offer: us-east4-a a3-highgpu-8g: $20.04/h spot, $87.83/h on demand" in said
+
+
+def test_a_folder_without_a_profile_is_planned_from_its_own_files(tmp_path: Path) -> None:
+    make_mini_kimi(tmp_path / "mini")
+    found = data(tmp_path, "--model", "./mini", "--gpus", "H100:1")
+    assert found["verdict"] == "starts"
+    assert "tensors of 66.7 MB in 6 files, counted in their headers" in found["model"]
+    assert found["figures"]["disk_gib"]["value"] == pytest.approx(66.7e6 / 2**30, rel=0.01)
+    said = run(tmp_path, "plan", "--model", "./mini", "--gpus", "H100:1", "--context", "8k").stdout
+    assert "--max-model-len 8192" in said
+
+
+def test_a_model_on_the_hub_is_planned_once_with_the_network_and_then_without(tmp_path: Path) -> None:
+    make_mini_kimi(tmp_path / "mini")
+    server = HubServer(tmp_path / "mini")
+    arguments = ("plan", "--model", f"owner/mini@{COMMIT}", "--gpus", "H100:1", "--json")
+    with serving(server):
+        env = {**os.environ, "HF_ENDPOINT": server.url, "KIMISESSION_CACHE_HOME": str(tmp_path / "CACHE")}
+        argv = [sys.executable, "-m", "kimisession", *arguments]
+        first = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert first.returncode == 0, first.stderr
+    again = run(tmp_path, *arguments)  # every way out is shut, and the server has gone
+    assert again.returncode == 0, again.stderr
+    one, other = (json.loads(done.stdout)["data"] for done in (first, again))
+    assert one["figures"] == other["figures"]
+    assert "minutes ago and kept since" in other["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "./nowhere", "--gpus", "H100:8"), "there is no folder nowhere"),
+        (("--model", "./mini"), "say on which GPUs"),
+        (("--model", "./mini", "--gpus", "CPU:1"), "only GPUs are planned"),
+        (("--model", "./mini", "--gpus", "H100:8"), "--tensor-parallel-size 8 must divide the 4 attention heads"),
+    ],
+)
+def test_a_model_that_cannot_be_planned_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    make_mini_kimi(tmp_path / "mini")
+    done = run(tmp_path, "plan", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_manifests_are_printed_for_kubernetes(tmp_path: Path) -> None:

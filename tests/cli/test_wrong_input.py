@@ -75,6 +75,7 @@ TYPED = {
     "a name with a dash last": ((*START, "--name", "demo-"), 2, r"--name: 'demo-' cannot name", r"start --help"),
     "a path for a name": ((*START, "--name", "../x"), 2, r"--name: '\.\./x' cannot name a session", r"start --help"),
     "a place that is none": ((*START, "--infra", "moon"), 2, r"'moon' is not a place", r"--infra"),
+    "GPUs without weights": (("start", "kimi-k2.5-int4", "-y", "--infra", "local", "--gpus", "CPU:1"), 2, r"--gpus: .* no checkpoint for cpu", r"help"),
     "a checkpoint": ((*START, "--checkpoint", "fp1"), 2, r"has no checkpoint 'fp1'; it has stand-in", r"start --help"),
     "no terminal": (("start", "rehearsal"), 2, r"there is no terminal to ask", r"add --yes; nothing was created"),
     "int4 of another": (("start", "rehearsal", "--int4"), 2, r"--int4 is a form of kimi-k2\.5", r"leave one"),
@@ -97,23 +98,57 @@ def test_what_cannot_be_meant_is_told_in_one_sentence(home: Home, what: str) -> 
     assert home.live() == []
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("start", "--port", "70000"),
-        ("start", "--port", "http"),
-        ("strat",),
-        ("status", "--wacth"),
-        ("cost", "--last", "0"),
-    ],
-    ids=" ".join,
-)
-def test_what_cannot_be_parsed_is_a_usage_mistake_without_a_traceback(home: Home, words: tuple[str, ...]) -> None:
+UNPARSED = {
+    "a port too large": (("start", "--port", "70000"), r"^--port: .*65535", r"kimisession start --help"),
+    "a port that is a word": (("start", "--port", "http"), r"^--port: ", r"kimisession start --help"),
+    "a port without a number": (("start", "--port"), r"^--port needs a value", r"kimisession start --help"),
+    "a misspelt command": (("strat",), r"no command 'strat', did you mean .*'start'", r"kimisession --help"),
+    "a misspelt option": (("status", "--wacth"), r"no option --wacth, did you mean --watch\?", r"kimisession status --help"),
+    "a number too small": (("cost", "--last", "0"), r"^--last: .*1", r"kimisession cost --help"),
+    "a word that is none of two": (("bench", "--thinking", "maybe"), r"^--thinking: 'maybe' is not one of", r"bench --help"),
+    "nothing to add": (("extend",), r"the argument added is missing", r"kimisession extend --help"),
+    "a word too many": (("stop", "a", "b"), r"one word too many: b", r"kimisession stop --help"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNPARSED)
+def test_what_cannot_be_parsed_is_one_sentence_and_the_help_to_look_at(home: Home, what: str) -> None:
+    words, sentence, hint = UNPARSED[what]
     said = home.type(*words)
-    assert said.code == 2
-    assert "Usage: " in said.err
-    assert "Traceback" not in said.err
+    refused(said, 2, sentence, hint)
+    assert len(said.err.splitlines()) == 2
     assert home.live() == []
+
+
+def test_a_group_without_a_command_shows_its_help(home: Home) -> None:
+    for words in ((), ("config",)):
+        said = home.type(*words)
+        assert (said.code, said.err) == (2, "")
+        assert said.out.startswith("Usage: kimisession")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("idle", "soon", "'soon' is not a duration"),
+        ("budget", "much", "'much' is not an amount of dollars"),
+        ("gpus", "H9000:8", "'H9000' is not an accelerator"),
+        ("infra", "moon", "'moon' is not a place"),
+        ("profile", "kimi", "there is no profile 'kimi'"),
+        ("webhook_file", "/none", "'/none' is no file"),
+        ("engine_python", "/none", "'/none' is no program"),
+    ],
+)
+def test_a_setting_that_no_command_could_use_is_named_and_the_others_are_shown(
+    home: Home, key: str, value: str, why: str
+) -> None:
+    said = home.type("config", "show", "--origin", **{f"KIMISESSION_{key.upper()}": value})
+    assert said.code == 2
+    assert said.sentence.startswith(f"{key}, from KIMISESSION_{key.upper()}: {why}")
+    assert f"WRONG: {why}" in said.out
+    assert "hard cap of a session" in said.out
+    data = json.loads(home.type("config", "show", "--json", **{f"KIMISESSION_{key.upper()}": value}).out)["data"]
+    assert data["settings"][key]["mistake"].startswith(why)
 
 
 def test_a_port_in_use_is_told_before_anything_is_rented(home: Home) -> None:

@@ -105,3 +105,15 @@ def test_terminals_count_only_on_a_machine_that_is_the_sessions_alone() -> None:
         return spec.limits.watch_terminals
 
     assert (watches("local"), watches("slurm"), watches("gcp")) == (False, False, True)
+
+
+def test_a_streaming_profile_reads_the_bucket_and_copies_nothing() -> None:
+    streaming = replace(PROFILE, load="stream")
+    spec = launch_spec(make_quote(streaming, choices(bucket_url="gs://weights/k"), NOON), "demo-0123abcd", "someone")
+    assert "weights" not in [step.name for step in spec.steps]
+    argv = list(spec.engine.argv)
+    assert argv[argv.index("--model") + 1] == "gs://weights/k"
+    assert argv[argv.index("--load-format") + 1] == "runai_streamer"
+    assert not spec.ephemeral_disk
+    with pytest.raises(ValueError, match="no bucket in the cloud"):
+        make_quote(streaming, choices(bucket_url="file:///weights"), NOON)

@@ -52,6 +52,12 @@ class Somewhere:
     def desk(self, session_id: str) -> Desk:
         return self.there
 
+    def check(self, spec: object) -> None:
+        pass
+
+    def after_launch(self, session_id: str) -> None:
+        pass
+
     def end(self, session_id: str, force: bool) -> None:
         self.ended.append(force)
 

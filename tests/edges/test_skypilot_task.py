@@ -2,14 +2,18 @@
 
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from kimisession.cli.app import app
 from kimisession.cli.sky_files import sky_files
 from kimisession.core.launch import EngineProcess, LaunchSpec, NodeLimits, Placement, Step, session_labels
 from kimisession.core.profile import Slurm
@@ -130,3 +134,22 @@ def test_hooks_travel_when_a_step_calls_them_and_only_then(tmp_path: Path) -> No
 def test_the_files_in_sky_say_what_the_profiles_say(name: str) -> None:
     assert (CHECKOUT / "sky" / name).read_text(encoding="utf-8") == sky_files()[name], "run `make sky`"
     assert not (CHECKOUT / "sky" / "__init__.py").exists()
+
+
+def test_the_seeding_file_calls_a_command_that_there_is() -> None:
+    line = next(line for line in sky_files()["seed-weights.yaml"].splitlines() if "-m kimisession" in line)
+    _, _, words = line.partition("-m kimisession ")
+    command, *arguments = shlex.split(words.replace("$PROFILE", "kimi-k2.5").replace("$BUCKET", "gs://somewhere"))
+    group: Any = get_command(app)
+    asked = group.commands[command].make_context(command, arguments).params
+    assert (asked["profile"], asked["here"], asked["bucket"]) == ("kimi-k2.5", True, "gs://somewhere")
+
+
+@pytest.mark.parametrize("name", sorted(sky_files()))
+def test_what_a_file_in_sky_runs_is_bash(name: str) -> None:
+    text = sky_files()[name]
+    for block in ("setup", "run"):
+        found = re.search(rf"^{block}: \|\n((?:  .*\n|\n)+)", text, re.MULTILINE)
+        assert found or block == "setup", name
+        if found:
+            subprocess.run(["bash", "-n"], input=found[1], text=True, check=True)

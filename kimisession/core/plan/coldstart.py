@@ -178,9 +178,18 @@ def cold_start(
         if row.name == "load" and hybrid:
             low, value, high = HYBRID_LOAD_S
             figure = Figure(value, low, high, "expected in public deployment notes of 2026, never reached there")
+        elif row.name == "load" and profile.load == "stream":
+            slow, usual, quick = (weights_bytes / GIB / rate for rate in PULL_GIB_PER_S)
+            figure = Figure(
+                max(value, usual), max(low, quick), max(high, slow), f"{row.ground}, or the bucket's rate; not measured"
+            )
         elif row.name == "load" and profile.load == "in-place":
             slow = max(high, weights_bytes / GIB / PULL_GIB_PER_S[0])
             figure = Figure(value, low, slow, f"{row.ground} from local disks; from a shared file system not measured")
+        elif row.name == "load" and profile.load == "stream":
+            pull = _pull(weights_bytes, eager)
+            ground = "runai_streamer from the bucket: never measured on such a machine; the rates of a copy, no quicker than a load"
+            figure = Figure(max(value, pull[1]), max(low, pull[0]), max(high, pull[2]), ground)
         if row.name in own:
             figure = _own_figure(own[row.name])
         phases.append(Timed(row.name, row.after, figure, row.what))

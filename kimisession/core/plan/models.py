@@ -23,6 +23,10 @@ class ModelUnknown(ValueError):
     """The architecture cannot be planned for; the message says which field is missing or foreign."""
 
 
+class FormatUnknown(ModelUnknown):
+    """The dimensions are known and the quantisation is not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vision:
     """A ViT in front of the model, with a patch-merging projector (MoonViT of Kimi K2.5)."""
@@ -143,7 +147,9 @@ def matrix_bytes(rows: int, columns: int, stored_as: Format) -> int:
         case "mxfp4":
             return weights // 2 + rows * ceil(columns / 32)
         case "other":
-            raise ModelUnknown("the size of a matrix in a number format that is not known here must be counted, not derived")
+            raise ModelUnknown(
+                "the size of a matrix in a number format that is not known here must be counted, not derived"
+            )
 
 
 def _mlp_bytes(hidden: int, intermediate: int, stored_as: Format) -> int:
@@ -294,17 +300,17 @@ def _formats(config: Mapping[str, Any], text: Mapping[str, Any], label: str) -> 
         groups = list((quant.get("config_groups") or {}).values())
         weights: Mapping[str, Any] = (groups[0].get("weights") or {}) if groups else {}
         if (weights.get("num_bits"), weights.get("group_size"), weights.get("type")) != (4, 32, "int"):
-            raise ModelUnknown(f"{label}: compressed-tensors {dict(weights)} is not the INT4 group 32 that is known")
+            raise FormatUnknown(f"{label}: compressed-tensors {dict(weights)} is not the INT4 group 32 that is known")
         stored_as = "int4-g32"
     elif method == "modelopt":
         algo = str(quant.get("quant_algo") or (quant.get("quantization") or {}).get("quant_algo") or "")
         if algo.upper() != "NVFP4":
-            raise ModelUnknown(f"{label}: modelopt {algo or 'without quant_algo'} is not the NVFP4 that is known")
+            raise FormatUnknown(f"{label}: modelopt {algo or 'without quant_algo'} is not the NVFP4 that is known")
         stored_as = "nvfp4"
         if quant.get("kv_cache_scheme") or (quant.get("quantization") or {}).get("kv_cache_quant_algo"):
             kv = "fp8"
     else:
-        raise ModelUnknown(f"{label}: quantisation {method!r} is not known; write a card for it")
+        raise FormatUnknown(f"{label}: quantisation {method!r} is not known; write a card for it")
     entries = quant.get("ignore") or quant.get("exclude_modules") or ()
     ignored = " ".join(str(entry).replace("\\", "") for entry in entries)
     dense_ignored = any(

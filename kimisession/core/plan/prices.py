@@ -37,11 +37,14 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """All offers of one cloud for one machine, the cheapest first, and of when the catalog is that they come from."""
+    """All offers of one cloud for one machine, the cheapest first, and of when the catalog is that they come from.
+    `shipped`: out of the list that comes with kimisession, for want of a catalog on this machine."""
 
     offers: tuple[Offer, ...]
     cloud: str
     as_of: datetime
+    source: str = "SkyPilot's catalog"
+    shipped: bool = False
 
     def age(self, now: datetime) -> timedelta:
         """How old the prices are."""

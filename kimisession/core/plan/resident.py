@@ -103,6 +103,11 @@ def weights_figure(card: ModelCard, setup: Setup, per_stage: tuple[float, ...]) 
     if card.experts_format in ("nvfp4", "mxfp4"):
         low, high = low - 1.0, high + 4.0
         doubts.append("no log of an NVFP4 or MXFP4 Kimi; padding of scales is not modelled")
+    if card.experts_format == "other":
+        low, high = low - 1.0, high + 2.0
+        doubts.append(
+            "a number format that is not known here: what the engine makes of it when it loads is not modelled"
+        )
     if setup.lora:
         high += 3.0
         doubts.append("LoRA's buffers are not modelled")

@@ -24,6 +24,9 @@ from kimisession.core.plan.setup import CannotPlan, Figure
 from kimisession.core.plan.stack import Case, Contradiction, Lock, resolve
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
+#: Where nobody sends a bill by the hour, so that a price of 0 is a price.
+UNBILLED = ("local", "slurm", "kubernetes")
+
 Answer = Literal["starts", "borderline", "does not start", "not known"]
 
 
@@ -78,6 +81,7 @@ class SessionPlan:
     start: ColdStartPlan | None
     price_ground: str
     cost: SessionCost
+    price_known: bool = True
 
     @property
     def answer(self) -> Answer:
@@ -121,11 +125,11 @@ def plan_session(question: Question) -> SessionPlan:
         eager=flags.get("enforce-eager") is True,
         history=question.history,
     )
-    price, ground = _price(question)
-    if holding.gpu:
-        ground += (
-            f"; that is not for {holding.gpu}: kimisession plan {profile.name} --gpus {holding.gpu}:{question.count}"
-        )
+    stated, ground = _price(question)
+    if holding.gpu and question.usd_per_hour is None:
+        other = f"{holding.gpu}:{question.count}"
+        stated, ground = None, f"{ground}; that is not for {other}: kimisession plan {profile.name} --gpus {other}"
+    price = Decimal(0) if stated is None else stated
     hours = Decimal(question.duration_s or parse_duration(profile.limits.duration)) / 3600
     return SessionPlan(
         question=question,
@@ -135,11 +139,12 @@ def plan_session(question: Question) -> SessionPlan:
         stack=resolve(case),
         start=start,
         price_ground=ground,
+        price_known=stated is not None,
         cost=session_cost(
             price,
             hours,
             weights_bytes=question.checkpoint.bytes,
-            bucket=question.infra == "gcp" and profile.load == "copy",
+            bucket=question.infra == "gcp" and profile.load != "in-place",
             start=start,
             preemptions_per_hour=question.preemptions_per_hour,
             api_usd_per_million=question.api_usd_per_million,
@@ -147,19 +152,52 @@ def plan_session(question: Question) -> SessionPlan:
     )
 
 
-def _price(question: Question) -> tuple[Decimal, str]:
-    """Dollars per hour and where they are from: the user, the newest price list here, else the profile."""
+def _price(question: Question) -> tuple[Decimal | None, str]:
+    """Dollars per hour and where they are from: what the user says before all else."""
     if question.usd_per_hour is not None:
         return question.usd_per_hour, "stated by you with --price"
-    best = question.market.offers[0] if question.market and question.market.offers else None
-    if best is None or best.usd_per_hour is None or question.market is None:
-        price, usual = question.profile.price, question.profile.hardware.accelerators[0]
-        asked = f"{question.accelerator.name}:{question.count}"
-        other = f"; that is for {usual}, the price of {asked} is not known here" if asked != usual else ""
-        return price.usd_per_hour, price.ground + other
-    kind = "spot" if best.usd_per_hour == best.spot_usd else "on demand"
-    age = _age(question.market.age(question.now).total_seconds())
-    return best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; SkyPilot's catalog of {age} ago"
+    machine = f"{question.accelerator.name}:{question.count}"
+    return known_price(question.profile, machine, question.infra, question.market, question.now)
+
+
+def known_price(
+    profile: Profile, machine: str, infra: str, market: Market | None, now: datetime
+) -> tuple[Decimal | None, str]:
+    """Dollars per hour of a machine like H100:8, and where they are from; None where nobody here knows them, because no
+    figure is made up.
+
+    In this order: SkyPilot's catalog on this machine; the profile, for the machine that it is about; the list that is
+    shipped, which is older than any catalog.
+    """
+    best = market.offers[0] if market and market.offers else None
+    listed = None
+    if market and best and best.usd_per_hour is not None:
+        kind = "spot" if best.usd_per_hour == best.spot_usd else "on demand"
+        age = _age(market.age(now).total_seconds())
+        if not market.shipped:
+            return best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; {market.source} of {age} ago"
+        listed = best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; {read_on(market)}, {age} ago or more"
+    price = profile.price
+    unbilled = infra in UNBILLED or price.pretended
+    if machine == profile.hardware.accelerators[0] and (price.usd_per_hour or unbilled):
+        beside = f"; by the list: {cents_of(market)}" if market and listed else ""
+        return price.usd_per_hour, price.ground + beside
+    if listed:
+        return listed
+    if unbilled:
+        return price.usd_per_hour, price.ground
+    return None, f"no price of {machine} on {infra} is known here; --price says what you pay"
+
+
+def cents_of(market: Market) -> str:
+    """The cheapest and the dearest zone of a market, each at the cheaper of spot and on demand."""
+    ends = [market.offers[0], market.offers[-1]]
+    return " to ".join(f"${offer.usd_per_hour:,.2f} ({offer.zone})" for offer in ends) + f"; {read_on(market)}"
+
+
+def read_on(market: Market) -> str:
+    """What a shipped list is and of when."""
+    return f"{market.source}, read {market.as_of:%Y-%m-%d}"
 
 
 def _age(seconds: float) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from kimisession.core.plan.models import Components
+from kimisession.core.plan.models import Components, FormatUnknown, ModelCard, card_from_config
 
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 100_000_000
@@ -145,3 +145,31 @@ def census(tensors: Iterable[Tensor], layers: int) -> Census:
         elif kind.startswith("attention"):
             attention[tensor.dtype] = attention.get(tensor.dtype, 0) + tensor.bytes
     return Census(Components(**sums), unplaced, drafting, tuple(names[:5]), experts, attention)
+
+
+def counted_card(config: Mapping[str, Any], tensors: Iterable[Tensor], file_bytes: int, name: str) -> ModelCard:
+    """A card out of a checkpoint's config.json and its headers: dimensions of the one, bytes of the other.
+
+    A quantisation that is not known here is no obstacle, because its bytes are counted. Tensors whose names are not known
+    are taken for replicated ones (they are added to `norms`), which errs to the safe side. Raises ModelUnknown for an
+    architecture that cannot be planned.
+    """
+    formats: dict[str, Any] = {}
+    try:
+        card = card_from_config(config, name)
+    except FormatUnknown:
+        text = {k: v for k, v in (config.get("text_config") or config).items() if k != "quantization_config"}
+        card = card_from_config({**text, "vision_config": config.get("vision_config")}, name)
+        formats = {"experts_format": "other", "shared_format": "other", "dense_format": "other"}
+    found = census(tensors, card.layers)
+    if formats:
+        plain = not any(dtype not in ("BF16", "F16", "F32") for dtype in found.attention_dtypes)
+        formats["attention_format"] = "bf16" if plain else "other"
+    told = [f"{found.unplaced:,} bytes in tensors of unknown names: {', '.join(found.unplaced_names)}"]
+    return replace(
+        card,
+        **formats,
+        counted=replace(found.components, norms=found.components.norms + found.unplaced),
+        checkpoint_bytes=file_bytes,
+        evidence=("config.json and the headers of the safetensors files", *(told if found.unplaced else ())),
+    )

@@ -66,8 +66,19 @@ def test_the_copy_answers_when_the_catalog_is_gone_and_says_its_age(places: tupl
     assert first.age(datetime(2026, 11, 20, 12, 0, tzinfo=UTC)).total_seconds() == 3 * 3600
 
 
-def test_without_a_catalog_and_without_a_copy_there_is_no_market(tmp_path: Path) -> None:
-    assert market("gcp", "H100", 8, tmp_path, tmp_path / "cache") is None
+def test_without_a_catalog_and_without_a_copy_the_shipped_list_stands_in_and_says_so(tmp_path: Path) -> None:
+    found = market("gcp", "H100", 8, tmp_path, tmp_path / "cache")
+    assert found is not None
+    assert found.shipped
+    assert found.as_of == datetime(2026, 11, 21, tzinfo=UTC)
+    central = next(offer for offer in found.offers if offer.zone == "us-central1-a")
+    assert central.spot_usd == Decimal("23.9408") + Decimal("2.88933")
+
+
+def test_what_the_shipped_list_does_not_have_has_no_market(tmp_path: Path) -> None:
+    assert market("gcp", "B200", 8, tmp_path, tmp_path / "cache") is None
+    assert market("aws", "H100", 8, tmp_path, tmp_path / "cache") is None
+    assert market("../gcp", "H100", 8, tmp_path, tmp_path / "cache") is None
 
 
 def test_a_damaged_copy_is_made_again(places: tuple[Path, Path]) -> None:

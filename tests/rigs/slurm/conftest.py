@@ -19,10 +19,10 @@ def world() -> Iterator[World]:
         "python",
         "-c",
         "from pathlib import Path; from kimisession.rehearsal.standin_model import make_standin_model as make;"
-        "make(Path('/root/model'))",
+        "make(Path('/home/me/model'))",
     )
     assert done.returncode == 0, done.stderr
-    done = world.kimisession("seed", "rehearsal", "--from", "/root/model")
+    done = world.kimisession("seed", "rehearsal", "--from", "/home/me/model")
     assert done.returncode == 0, done.stderr
     try:
         yield world

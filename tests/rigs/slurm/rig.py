@@ -1,22 +1,31 @@
 """Start a world (world.sh, services.sh), run commands in it, and make it vanish."""
 
+import contextlib
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
 RIGS = CHECKOUT / ".cache" / "rigs"
 PYTHON = RIGS / "venv" / "bin" / "python"
+HOME = "/home/me"  # of the ordinary user in the world
+START = ("start", "rehearsal", "--infra", "slurm", "-y")
 T = TypeVar("T")
+
+everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-slurm ALL=1")
 
 
 def wait_for(what: str, look: Callable[[], T], within_s: float, every_s: float = 0.25) -> T:
@@ -57,7 +66,12 @@ class Session:
     @property
     def queued(self) -> bool:
         """Whether squeue lists it."""
-        return self.id in self.world.out("squeue", "-h", "-o", "%j %T")
+        return any(self.id in job for job in self.world.jobs())
+
+    def slurm_job(self) -> str:
+        """The number of its job."""
+        (line,) = [line for line in self.world.out("squeue", "-h", "-o", "%i %j").splitlines() if self.id in line]
+        return line.split()[0]
 
 
 class World:
@@ -67,14 +81,13 @@ class World:
         worlds = RIGS / "slurm" / "worlds"
         worlds.mkdir(parents=True, exist_ok=True)
         self.folder = Path(tempfile.mkdtemp(prefix="w", dir=worlds))
-        self.home = self.folder / "home"
         self.log = (self.folder / "world.log").open("ab")
         argv = ["setpriv", "--pdeathsig", "KILL", str(HERE / "world.sh"), str(self.folder), str(HERE / "services.sh")]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         self.env = {
-            "HOME": "/root",
-            "USER": "root",
-            "LOGNAME": "root",
+            "HOME": HOME,
+            "USER": "me",
+            "LOGNAME": "me",
             "TMPDIR": "/tmp",
             "LANG": "C.UTF-8",
             "TERM": "dumb",
@@ -85,22 +98,72 @@ class World:
             "SKYPILOT_POD_MEMORY_GB_LIMIT": "5",
         }
         wait_for("a Slurm node that is idle", self._ready, 60)
+        self.left_at: dict[str, float] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def jobs(self) -> set[str]:
+        """Names of the jobs that squeue lists."""
+        return set(self.out("squeue", "-h", "-o", "%j").split())
+
+    def _watch(self) -> None:
+        """Note when each job leaves the queue: a test may be busy elsewhere in that second."""
+        seen: set[str] = set()
+        while self.process.poll() is None:
+            with contextlib.suppress(
+                AssertionError, OSError, IndexError
+            ):  # slurmctld was busy, or the world just ended
+                now = self.jobs()
+                self.left_at |= {name: time.time() for name in seen - now}
+                seen |= now
+                seen -= self.left_at.keys()
+            time.sleep(0.5)
 
     def _ready(self) -> bool:
         told = (self.folder / "world.log").read_text(encoding="utf-8", errors="replace")
         assert self.process.poll() is None, f"the world ended: {told[-600:]}"
         return "rig: ready" in told
 
-    def _enter(self, argv: tuple[str, ...]) -> list[str]:
+    @functools.cached_property
+    def first(self) -> str:
+        """The pid, seen from outside, of the world's process 1."""
         parent = self.process.pid
-        child = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()[0]
-        env = [f"{key}={value}" for key, value in self.env.items()]
-        return ["nsenter", "-t", child, "-m", "-p", "-n", "-u", "-i", "env", "-i", *env, *argv]
+        return Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split()[0]
 
-    def run(self, *argv: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a command in the world."""
+    @property
+    def home(self) -> Path:
+        """The home of the world's user, with whatever is mounted in there, seen from outside."""
+        return Path(f"/proc/{self.first}/root{HOME}")
+
+    def _enter(self, argv: tuple[str, ...], root: bool = False) -> list[str]:
+        env = [f"{key}={value}" for key, value in self.env.items()]
+        owner = self.home.stat()
+        who = () if root else ("-S", str(owner.st_uid), "-G", str(owner.st_gid))
+        return [
+            "nsenter",
+            "-t",
+            self.first,
+            "-m",
+            "-p",
+            "-n",
+            "-u",
+            "-i",
+            *who,
+            "env",
+            "-i",
+            "--default-signal=INT",
+            *env,
+            *argv,
+        ]
+
+    def run(self, *argv: str, within_s: float = 120, root: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run a command in the world, as its user or as root."""
         return subprocess.run(
-            self._enter(argv), capture_output=True, text=True, timeout=within_s, check=False, stdin=subprocess.DEVNULL
+            self._enter(argv, root),
+            capture_output=True,
+            text=True,
+            timeout=within_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
 
     def out(self, *argv: str) -> str:
@@ -113,6 +176,13 @@ class World:
         """One of our commands, as a person would type it."""
         return self.run(str(PYTHON), "-m", "kimisession", *words, within_s=within_s)
 
+    def status(self, name: str) -> dict[str, Any]:
+        """What `kimisession status NAME --json` says of one session; its layers as {name: armed}."""
+        done = self.kimisession("status", name, "--json")
+        assert done.returncode == 0, done.stderr
+        (told,) = json.loads(done.stdout)["data"]
+        return {**told, "layers": {layer["name"]: layer["armed"] for layer in told["layers"]}}
+
     def begin(self, *words: str) -> "subprocess.Popen[str]":
         """One of our commands, not waited for."""
         argv = self._enter((str(PYTHON), "-m", "kimisession", *words))
@@ -120,9 +190,23 @@ class World:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
-    def signal(self, pattern: str, number: int) -> str:
+    def signal(self, pattern: str, number: int, root: bool = False) -> str:
         """Send a signal to processes of the world by their command line; says which."""
-        return self.run("pkill", f"-{signal.Signals(number).name[3:]}", "-e", "-f", pattern).stdout
+        return self.run("pkill", f"-{signal.Signals(number).name[3:]}", "-e", "-f", pattern, root=root).stdout
+
+    def left_queue(self, session: Session, within_s: float) -> float:
+        """When its job left the queue, waited for; seconds since 1970."""
+
+        def left() -> float:
+            return next((at for name, at in self.left_at.items() if session.id in name), 0.0)
+
+        return wait_for(f"{session.id} to leave the queue", left, within_s)
+
+    def kill_the_server(self) -> None:
+        """SkyPilot's API server with all of its workers: those that are left behind hold its port."""
+        assert "killed" in self.signal("sky.server.server", signal.SIGKILL)
+        for worker in ("SkyPilot:", "multiprocessing.spawn", "multiprocessing.resource_tracker"):
+            self.signal(worker, signal.SIGKILL)
 
     def session(self, name: str) -> Session | None:
         """The newest session of this name that Slurm or a machine's folder knows."""
@@ -137,3 +221,12 @@ class World:
         self.log.close()
         if not os.environ.get("KIMISESSION_RIG_KEEP"):
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def launching(world: World, name: str) -> Session:
+    """The session whose command is in the middle of its launch: the job has its node, the keeper did not begin."""
+    session = wait_for("a folder", lambda: world.session(name), 60)
+    assert session
+    wait_for("a job", lambda: session.queued, 120, every_s=0.1)
+    assert not session.journal("started")
+    return session

@@ -6,18 +6,14 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd -P)
 checkout=$(cd "$here/../../.." && pwd -P)
 rigs=$checkout/.cache/rigs
-version=0.14.1
-if [ ! -e "$rigs/venv/$version.done" ]; then
-    "${PYTHON:-python3}" -m venv "$rigs/venv"
-    "$rigs/venv/bin/pip" install -q -e "$checkout" "skypilot[gcp,kubernetes,slurm]==$version" uv pytest
-    touch "$rigs/venv/$version.done"
-fi
-if [ ! -e "$rigs/slurm/image.done" ]; then
-    rm -rf "$rigs/slurm"
+"$here/../sky_venv.sh"
+made_from=$(cat "$here/bake.sh" "$here"/node/* | sha256sum)
+if [ "$(cat "$rigs/slurm/image.done" 2>/dev/null)" != "$made_from" ]; then
+    rm -rf "$rigs/slurm/make"
     mkdir -p "$rigs/slurm/make"
     "$here/world.sh" --online "$rigs/slurm/make" "$here/bake.sh" "$checkout"
     rm -rf "$rigs/slurm/image"
     mv "$rigs/slurm/make/upper" "$rigs/slurm/image"
     rm -rf "$rigs/slurm/make"
-    touch "$rigs/slurm/image.done"
+    echo "$made_from" > "$rigs/slurm/image.done"
 fi

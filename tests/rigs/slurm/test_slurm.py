@@ -1,51 +1,93 @@
-"""`kimisession start --infra slurm` through real SkyPilot on a real Slurm. In this order: the cases share one world, and three
+"""`kimisession start --infra slurm` through real SkyPilot on a real Slurm. In this order: the cases share one world, and five
 sessions are launched at once because a launch takes half a minute."""
 
 import json
-import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import datetime
 
 import pytest
-from bounds import bound
-from rig import CHECKOUT, PYTHON, Session, World, wait_for
+from bounds import CLEAN_UP, READY, bound
+from rig import CHECKOUT, HOME, PYTHON, START, Session, World, everything, launching, wait_for
 
-START = ("start", "rehearsal", "--infra", "slurm", "-y")
 Measure = Callable[[str, float], None]
-everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-slurm ALL=1")
+Command = subprocess.Popen[str]
+
+#: Session by session what is special about it.
+FIVE = {
+    "gpus": (
+        "--idle",
+        "45s",
+        "--gpus",
+        "H200:8",
+        "--checkpoint",
+        "stand-in",
+    ),  # all GPUs that the node pretends to have
+    "orphan": ("--idle", "45s", "--set", "workers=2", "--set", "fault=orphan"),  # its engine leaves a process behind
+    "alone": ("--idle", "45s"),
+    "lost": (),
+    "broken": (),
+}
 
 
 @pytest.fixture(scope="module")
-def three(world: World, measure: Measure) -> dict[str, Session]:
-    """Three ready sessions: one claims all GPUs that the node pretends to have."""
-    began = time.monotonic()
-    claim = ("--gpus", "H200:8", "--checkpoint", "stand-in")
-    starts = {
-        name: world.begin(*START, "--name", name, "--idle", "45s", *(claim if name == "gpus" else ()))
-        for name in ("gpus", "orphan", "alone")
-    }
-    for name, start in starts.items():
-        told = start.communicate(timeout=bound("start to ready").latest_s + 60)[0]
-        assert start.returncode == 0, told
+def commands(world: World) -> dict[str, tuple[float, Command]]:
+    """Five commands that start sessions, and when each began."""
+    return {name: (time.monotonic(), world.begin(*START, "--name", name, *more)) for name, more in FIVE.items()}
+
+
+@pytest.fixture(scope="module")
+def three(world: World, commands: dict[str, tuple[float, Command]], measure: Measure) -> dict[str, Session]:
+    """Three ready sessions."""
+    found = {}
+    for name in ("gpus", "orphan", "alone"):
+        began, command = commands[name]
+        told = command.communicate(timeout=READY.latest_s + 60)[0]
+        assert command.returncode == 0, told
         assert f"{name} is ready" in told
         if name == "gpus":
             print(told)
-    measure("start to ready", time.monotonic() - began)
-    found = {name: world.session(name) for name in starts}
-    return {name: session for name, session in found.items() if session}
+        measure(READY.case, time.monotonic() - began)
+        session = world.session(name)
+        assert session
+        found[name] = session
+    return found
 
 
-def kill_the_server(world: World) -> None:
-    """SkyPilot's API server with all of its workers: those that are left behind hold its port."""
-    assert "killed" in world.signal("sky.server.server", signal.SIGKILL)
-    for worker in ("SkyPilot:", "multiprocessing.spawn", "multiprocessing.resource_tracker"):
-        world.signal(worker, signal.SIGKILL)
+# -- while they are launched -------------------------------------------------------------------------------------------
 
 
-def gone(session: Session, within_s: float) -> None:
-    wait_for(f"{session.id} to leave the queue", lambda: not session.queued, within_s)
+def test_ctrl_c_during_the_launch_leaves_nothing(
+    world: World, commands: dict[str, tuple[float, Command]], measure: Measure
+) -> None:
+    session = launching(world, "broken")
+    began = time.time()
+    world.signal("kimisession start .* broken", signal.SIGINT)
+    told = commands["broken"][1].communicate(timeout=200)[0]
+    assert commands["broken"][1].returncode == 130, told
+    assert not session.queued, told
+    measure("Ctrl-C during the launch", time.time() - began)
+
+
+@pytest.fixture(scope="module")
+def lost(world: World, commands: dict[str, tuple[float, Command]]) -> tuple[Session, float]:
+    """A session whose command was killed in the middle of the launch, and when."""
+    session = launching(world, "lost")
+    killed_at = time.time()
+    world.signal("kimisession start .* lost", signal.SIGKILL)
+    assert commands["lost"][1].wait(timeout=10) == -signal.SIGKILL
+    return session, killed_at
+
+
+def test_a_session_whose_command_died_in_the_launch_is_known_to_the_next_command(
+    world: World, lost: tuple[Session, float]
+) -> None:
+    assert world.status("lost")["state"] == "starting"
+
+
+# -- ready -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_answers_through_its_tunnel_and_is_a_host_that_ssh_knows(
@@ -55,7 +97,8 @@ def test_a_session_answers_through_its_tunnel_and_is_a_host_that_ssh_knows(
         done = world.kimisession("test", name, "--json")
         assert done.returncode == 0, done.stderr
     # SkyPilot's own state on the node is read there, next to the cold start.
-    wait_for("layers", lambda: "armed    SkyPilot autodown: skylet" in world.kimisession("status", "gpus").stdout, 60)
+    wait_for("all layers to be armed", lambda: set(world.status("gpus")["layers"].values()) == {True}, 60)
+    assert world.status("gpus")["layers"].keys() == {"keeper", "SkyPilot autodown", "time limit"}
     base = json.loads(world.kimisession("connect", "gpus", "--json").stdout)["data"]["base_url"]
     # Node and laptop share one loopback here, so the session's own port is taken: this one is the tunnel's.
     assert f":{three['gpus'].journal('ready')['port']}/" not in base
@@ -63,10 +106,11 @@ def test_a_session_answers_through_its_tunnel_and_is_a_host_that_ssh_knows(
 
 
 def test_the_key_is_in_no_argument_no_log_and_no_file_of_skypilots(world: World, three: dict[str, Session]) -> None:
-    places = "/root/.sky /root/sky_logs /root/.sky_clusters /root/.sky_provision /var/log/slurm /var/spool /proc/[0-9]*/cmdline"
-    key = f"/root/.kimisession/{three['gpus'].id}/api_key"
+    own = " ".join(f"{HOME}/{name}" for name in (".sky", "sky_logs", ".sky_clusters", ".sky_provision"))
+    key = f"{HOME}/.kimisession/{three['gpus'].id}/api_key"
     assert world.run("grep", "-lF", "-f", key, key).returncode == 0
-    found = world.run("sh", "-c", f"grep -rlFs -f {key} {places}")
+    places = f"{own} /var/log/slurm /var/spool /proc/[0-9]*/cmdline"
+    found = world.run("sh", "-c", f"grep -rlFs -f {key} {places}", root=True)
     assert found.stdout == ""
     assert (three["gpus"].run.parent / "api_key").stat().st_mode & 0o777 == 0o600
 
@@ -78,23 +122,44 @@ def test_the_tunnel_comes_back_after_its_ssh_was_killed(world: World, three: dic
     assert done
 
 
-def test_a_dead_keeper_ends_the_session_with_its_engine(
+def test_extend_is_refused_in_slurms_own_words_and_nothing_has_moved(world: World, three: dict[str, Session]) -> None:
+    before = world.status("gpus")["deadline"]
+    limit = world.out("squeue", "-h", "-j", three["gpus"].slurm_job(), "-o", "%l")
+    done = world.kimisession("extend", "2m", "gpus")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Access/permission denied" in done.stderr
+    assert "longer --duration" in done.stderr
+    assert world.status("gpus")["deadline"] == before
+    assert world.out("squeue", "-h", "-j", three["gpus"].slurm_job(), "-o", "%l") == limit
+    assert not (three["gpus"].run.parent / "control" / "extend.json").exists()
+
+
+# -- what ends them ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_keeper_ends_the_session_with_its_engine_and_what_the_engine_left(
     world: World, three: dict[str, Session], measure: Measure
 ) -> None:
     session = three["orphan"]
     engine = session.pid("engine")
-    assert world.run("kill", "-0", str(engine)).returncode == 0
-    began = time.monotonic()
+    left = "kimisession-stand-in-orphan"
+    assert world.run("kill", "-0", str(engine)).returncode == 0, "the engine is alive"
+    assert world.run("pgrep", "-f", left).returncode == 0, "so is what it left behind"
+    # It holds its output, which is a file of its own: SkyPilot reads the job's to its end.
+    held = world.out("readlink", *(f"/proc/{engine}/fd/{fd}" for fd in (0, 1, 2))).split()
+    assert held == ["/dev/null", *[f"{HOME}/.kimisession/{session.id}/run/engine.log"] * 2]
+    began = time.time()
     world.out("kill", "-9", str(session.pid("keeper")))
-    gone(session, bound("kill -9 of the keeper").latest_s)
-    measure("kill -9 of the keeper", time.monotonic() - began)
+    measure("kill -9 of the keeper", world.left_queue(session, bound("kill -9 of the keeper").latest_s) - began)
     assert world.run("kill", "-0", str(engine)).returncode != 0
+    assert world.run("pgrep", "-f", left).returncode != 0
     assert session.journal("ended")["reason"] == "keeper-died"
 
 
 def test_another_job_does_not_keep_the_machine_and_a_dead_api_server_ends_nothing_else(
-    world: World, three: dict[str, Session], measure: Measure
+    world: World, three: dict[str, Session], lost: tuple[Session, float], measure: Measure
 ) -> None:
+    wait_for("the keeper of the lost one", lambda: lost[0].journal("started"), READY.latest_s)
     done = world.run("sky", "exec", "-d", three["gpus"].id, "--cpus", "1", "sleep inf")
     assert done.returncode == 0, done.stdout + done.stderr
     # It waits for the keeper's CPUs, and an unfinished job is all that SkyPilot needs to keep a machine.
@@ -105,16 +170,25 @@ def test_another_job_does_not_keep_the_machine_and_a_dead_api_server_ends_nothin
     for name in ("gpus", "alone"):
         assert world.kimisession("test", name, "--json").returncode == 0
         last[name] = time.time()
-    kill_the_server(world)
+    world.kill_the_server()
     assert world.kimisession("test", "alone", "--json").returncode == 0, "the tunnel needs no server"
     last["alone"] = time.time()
     for name, case in (
         ("gpus", "idle, with `sky exec sleep inf` on it"),
         ("alone", "kill -9 of SkyPilot's API server"),
     ):
-        gone(three[name], bound(case).latest_s)
-        measure(case, time.time() - last[name])
+        measure(case, world.left_queue(three[name], bound(case).latest_s) - last[name])
         assert three[name].journal("ended")["reason"] == "idle"
+
+
+def test_a_session_whose_command_died_in_the_launch_ends_by_itself(
+    world: World, lost: tuple[Session, float], measure: Measure
+) -> None:
+    session, killed_at = lost
+    case = "kill -9 of the command during the launch"
+    measure(case, world.left_queue(session, bound(case).latest_s) - killed_at)
+    assert session.journal("ended")["reason"] == "never-used"
+    assert "never used" in world.kimisession("status", "lost", "--watch").stdout
 
 
 def test_afterwards_squeue_and_sky_status_are_empty_and_each_has_a_receipt(
@@ -132,64 +206,10 @@ def test_afterwards_squeue_and_sky_status_are_empty_and_each_has_a_receipt(
         assert receipt["data"]["reason"] == reason
         # Slurm has forgotten these jobs: they wrote down themselves when they ended.
         (machine,) = [r for r in receipt["data"]["lines"] if r["kind"] == "machine"]
-        late_s = datetime.fromisoformat(machine["ended"]) - datetime.fromisoformat(three[name].journal("ended")["at"])
-        assert abs(late_s.total_seconds()) < 10
+        late = datetime.fromisoformat(machine["ended"]) - datetime.fromisoformat(three[name].journal("ended")["at"])
+        assert abs(late.total_seconds()) <= bound(CLEAN_UP.case).latest_s
         assert not list(three[name].run.parent.glob("api_key"))
     print(world.kimisession("cost", three["gpus"].id).stdout)
-
-
-def _launching(world: World, name: str, *more: str) -> "tuple[object, Session]":
-    """A command in the middle of its launch: the job has its node, the keeper did not begin."""
-    command = world.begin(*START, "--name", name, *more)
-    session = wait_for("a folder", lambda: world.session(name), 60)
-    wait_for("a job", lambda: session.queued, 120, every_s=0.1)
-    assert not session.journal("started")
-    return command, session
-
-
-def test_ctrl_c_during_the_launch_leaves_nothing(world: World, measure: Measure) -> None:
-    command, session = _launching(world, "broken")
-    began = time.monotonic()
-    world.signal("kimisession start .* broken", signal.SIGINT)
-    told = command.communicate(timeout=200)[0]  # type: ignore[attr-defined]
-    assert command.returncode == 130, told  # type: ignore[attr-defined]
-    assert not session.queued, told
-    measure("Ctrl-C during the launch", time.monotonic() - began)
-
-
-def test_a_session_whose_command_died_in_the_launch_ends_by_itself(world: World, measure: Measure) -> None:
-    _, session = _launching(world, "lost")
-    began = time.monotonic()
-    world.signal("kimisession start .* lost", signal.SIGKILL)
-    assert world.kimisession("status", "lost", "--json").returncode == 0
-    wait_for("the keeper", lambda: session.journal("started"), 180)
-    gone(session, bound("kill -9 of the command during the launch").latest_s)
-    measure("kill -9 of the command during the launch", time.monotonic() - began)
-    assert session.journal("ended")["reason"] == "never-used"
-    assert "never used" in world.kimisession("status", "lost", "--watch").stdout
-
-
-@everything
-def test_an_api_server_that_dies_in_the_launch_is_followed_by_a_teardown(world: World, measure: Measure) -> None:
-    command, session = _launching(world, "served")
-    began = time.monotonic()
-    kill_the_server(world)
-    told = command.communicate(timeout=300)[0]  # type: ignore[attr-defined]
-    assert command.returncode not in (0, 7), told  # type: ignore[attr-defined]
-    assert not session.queued, told
-    measure("kill -9 of the API server during the launch", time.monotonic() - began)
-
-
-@everything
-@pytest.mark.timeout(500)
-def test_what_nobody_guards_is_ended_by_slurm_itself(world: World, measure: Measure) -> None:
-    _, session = _launching(world, "unseen", "--duration", "1m")
-    world.signal("kimisession start .* unseen", signal.SIGKILL)
-    kill_the_server(world)
-    began = time.monotonic()
-    gone(session, bound("kill -9 of command and API server before the keeper ran").latest_s)
-    measure("kill -9 of command and API server before the keeper ran", time.monotonic() - began)
-    assert not session.journal("started")
 
 
 def test_skypilot_itself_reads_every_file_in_sky_and_every_task_of_ours(world: World) -> None:
@@ -201,9 +221,9 @@ from test_skypilot_task import NOW, SPEC, slurm
 for name in glob.glob(CHECKOUT + "/sky/*.yaml"):
     assert sky.Task.from_yaml(name).run
 for infra in ("gcp", "slurm", "kubernetes"):
-    sky.Task.from_yaml_config(task_config(SPEC, infra, "/root", NOW))
+    sky.Task.from_yaml_config(task_config(SPEC, infra, "/home/me", NOW))
 everything = slurm(cluster="rig", partition="gpu", account="a", qos="q", modules=("m",), conda="/c", cpus=8, memory_gib=9)
-sky.Task.from_yaml_config(task_config(everything, "slurm", "/root", NOW))
+sky.Task.from_yaml_config(task_config(everything, "slurm", "/home/me", NOW))
 print("read")
 """
     prelude = f"import sys; CHECKOUT = {str(CHECKOUT)!r}; sys.path.insert(0, CHECKOUT + '/tests/edges')\n"
@@ -211,22 +231,25 @@ print("read")
 
 
 @everything
-@pytest.mark.skipif(not (CHECKOUT / ".venv-vllm").exists(), reason="make rehearse ENGINE=vllm installs it")
-def test_real_vllm_serves_a_miniature_of_kimi_from_a_slurm_job(world: World, measure: Measure) -> None:
-    engine = ("--engine-python", str(CHECKOUT / ".venv-vllm" / "bin" / "python"))
-    assert world.kimisession("seed", "rehearsal-vllm").returncode == 0
-    began = time.monotonic()
-    done = world.kimisession(
-        "start", "rehearsal-vllm", "--infra", "slurm", "--name", "mini", "-y", *engine, within_s=bound("vllm").latest_s
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    measure("vllm", time.monotonic() - began)
-    session = world.session("mini")
-    assert session
-    answers = world.kimisession("test", "mini", "--max-tokens", "64")
-    assert answers.returncode == 0, answers.stderr
-    asked = time.time()
-    print(done.stderr, done.stdout, answers.stdout)
-    gone(session, bound("vllm, idle").latest_s)
-    measure("vllm, idle", time.time() - asked)
-    assert session.journal("ended")["reason"] == "idle"
+def test_an_api_server_that_dies_in_the_launch_is_followed_by_a_teardown(world: World, measure: Measure) -> None:
+    command = world.begin(*START, "--name", "served")
+    session = launching(world, "served")
+    began = time.time()
+    world.kill_the_server()
+    told = command.communicate(timeout=300)[0]
+    assert command.returncode not in (0, 7), told
+    assert not session.queued, told
+    measure("kill -9 of the API server during the launch", time.time() - began)
+
+
+@everything
+@pytest.mark.timeout(500)
+def test_what_nobody_guards_is_ended_by_slurm_itself(world: World, measure: Measure) -> None:
+    world.begin(*START, "--name", "unseen", "--duration", "1m")
+    session = launching(world, "unseen")
+    world.signal("kimisession start .* unseen", signal.SIGKILL)
+    world.kill_the_server()
+    began = time.time()
+    case = "kill -9 of command and API server before the keeper ran"
+    measure(case, world.left_queue(session, bound(case).latest_s) - began)
+    assert not session.journal("started")

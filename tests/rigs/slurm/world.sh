@@ -4,8 +4,8 @@
 #     world.sh FOLDER COMMAND...            loopback only
 #     world.sh --online FOLDER COMMAND...   with the host's network, to make the image
 #
-# /usr /etc /var /opt are overlays over the host's; /root /run /tmp /dev are new; this checkout is there, read-only.
-# What is written goes to FOLDER. Needs root: mounts, a munge user, an sshd. (An ordinary user can be root in a namespace of
+# /usr /etc /var /opt are overlays over the host's; /root /home /run /tmp /dev are new; this checkout is there, read-only.
+# What is written goes to FOLDER; FOLDER/home is the home of `me`, the ordinary user whose sessions are tested. Needs root: mounts, a munge user, an sshd. (An ordinary user can be root in a namespace of
 # his own where the kernel allows it and /etc/subuid gives him ids: `unshare -Ur --map-auto make test-slurm`; not tried.)
 set -eu
 net=--net
@@ -24,7 +24,7 @@ chmod 755 "$folder" "$folder/home"
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 world "$root"
 cd "$root"
-mkdir -p proc sys dev run tmp root usr etc var opt mnt home
+mkdir -p proc sys dev run tmp root usr etc var opt mnt home/me
 for name in usr etc var opt; do
     mkdir -p "$folder/upper/$name" "$folder/work/$name" "$image/$name"
     mount -t overlay -o "lowerdir=$image/$name:/$name,upperdir=$folder/upper/$name,workdir=$folder/work/$name" "$name" "$name"
@@ -32,7 +32,7 @@ done
 for name in bin sbin lib lib32 lib64 libx32; do
     if [ -L "/$name" ]; then ln -s "$(readlink "/$name")" "$name"; fi
 done
-mount --bind "$folder/home" root
+mount --bind "$folder/home" home/me
 mount --bind "$folder/tmp" tmp
 chmod 1777 tmp
 mount -t tmpfs run run

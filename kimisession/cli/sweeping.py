@@ -1,0 +1,224 @@
+"""`sweep`: what of ours exists in a project, whoever began it, and what of that should not be there any more."""
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from kimisession.cli import show
+from kimisession.cli.sessions import utc_now
+from kimisession.cloud.compute import Cloud, open_compute
+from kimisession.cloud.resource_prices import price_of_resource
+from kimisession.cloud.sweep import Failure, Look, Sweeper
+from kimisession.controller import owner_here
+from kimisession.core.audit import Finding, Verdict, kind_of
+from kimisession.core.cost import cents
+from kimisession.core.inventory import Machine
+from kimisession.core.launch import label_value
+from kimisession.core.ledger import LaunchRequested, SessionRequested
+from kimisession.errors import Interrupted, LeakSuspected, UsageMistake
+from kimisession.paths import state_home
+from kimisession.store import NameTaken, Store, open_store
+
+#: Deleting a machine takes about a minute, one with many GPUs a few.
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The command's options, parsed."""
+
+    project: str
+    owner: str | None
+    delete: bool
+    adopt: bool
+    yes: bool
+    json: bool
+
+
+def run_sweep(options: SweepOptions, cloud: Cloud | None = None) -> None:
+    """Look, and delete or adopt where that is asked for. Raises LeakSuspected while something is left."""
+    store = open_store(state_home())
+    sweeper = Sweeper(
+        cloud or open_compute(options.project),
+        owner=owner_here(),
+        only=label_value(options.owner) if options.owner else "",
+        known=frozenset(row.session for row in store.rows()),
+        price=price_of_resource,
+    )
+    look, failed, deleted = sweeper.look(), tuple[Failure, ...](), tuple[Finding, ...]()
+    if not options.json:
+        _table(look)
+    adopted = adopt(store, look, foreign_too=bool(options.owner)) if options.adopt else []
+    if options.delete and look.due:
+        _agree(look, options.yes)
+        before = look.due
+        look, failed = sweeper.delete_until_gone(PATIENCE_S, lambda text: show.say(f"  {text}"))
+        left = {f.resource.name for f in look.findings}
+        deleted = tuple(f for f in before if f.resource.name not in left)
+    if options.json:
+        show.as_json("sweep", _document(look, deleted, adopted))
+    else:
+        _tell(look, deleted, adopted, failed)
+    _raise_if_left(look, failed, options)
+
+
+def _table(look: Look) -> None:
+    if not look.findings:
+        show.out(f"nothing of ours in project {look.project}")
+        return
+    show.table(
+        ("STATE", "RESOURCE", "WHERE", "OWNER", "SINCE (UTC)", "COST", "$/H"),
+        [_row(finding) for finding in look.findings],
+        frozenset({5, 6}),
+    )
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    thing = finding.resource
+    usd = "not priced" if finding.usd is None else cents(finding.usd) + ("+" if finding.unpriced else "")
+    rate = "" if finding.usd_per_hour is None else cents(finding.usd_per_hour)
+    name = f"{kind_of(thing)} {thing.name}"
+    return finding.verdict.value, name, thing.zone, finding.owner or "?", f"{finding.since:%m-%d %H:%M}", usd, rate
+
+
+def _tell(look: Look, deleted: tuple[Finding, ...], adopted: list[str], failed: tuple[Failure, ...]) -> None:
+    for name in adopted:
+        show.out(f"adopted {name}: the ledger knows it now")
+    for failure in failed:
+        show.say(f"could not delete {failure.finding.resource.name}: {failure.error.message}")
+    if deleted:
+        show.out(f"deleted {len(deleted)}: {', '.join(f.resource.name for f in deleted)}")
+    for finding in look.leaks:
+        show.say(f"{finding.verdict.value}: {kind_of(finding.resource)} {finding.resource.name}: {finding.why}")
+    if not look.leaks and not look.unreachable:
+        show.out(f"nothing is left over in project {look.project}")
+        show.next_step("kimisession status" if look.findings else "kimisession start")
+
+
+def _agree(look: Look, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageMistake("there is nobody to ask whether to delete", "give -y to delete what is left over")
+    names = ", ".join(f.resource.name for f in look.due[:5]) + (" ..." if len(look.due) > 5 else "")
+    print(f"delete {len(look.due)} ({names})? [y/N] ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = sys.stdin.readline().strip().lower()
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: nothing was deleted") from None
+    if answer not in ("y", "yes"):
+        raise Interrupted("nothing was deleted")
+
+
+def _raise_if_left(look: Look, failed: tuple[Failure, ...], options: SweepOptions) -> None:
+    project = f" --project {options.project}" if options.project else ""
+    if look.unreachable:
+        raise LeakSuspected(
+            f"{', '.join(look.unreachable)} did not answer: what is there is not known", f"kimisession sweep{project}"
+        )
+    if failed:
+        raise LeakSuspected(f"{len(failed)} could not be deleted: {failed[0].error.message}", failed[0].error.hint)
+    if look.due:
+        word = "is" if len(look.due) == 1 else "are"
+        raise LeakSuspected(
+            f"{len(look.due)} {word} left over in project {look.project}",
+            f"kimisession sweep --delete{project}" if not options.delete else "the same command again",
+        )
+    if look.leaks:
+        first = look.leaks[0].resource
+        command = "instances" if isinstance(first, Machine) else "disks"
+        raise LeakSuspected(
+            f"{len(look.leaks)} named like ours without labels: nobody here knows whose",
+            f"if it is yours: gcloud compute {command} delete {first.name} --zone {first.zone} --project {look.project}",
+        )
+
+
+def _document(look: Look, deleted: tuple[Finding, ...], adopted: list[str]) -> dict[str, Any]:
+    return {
+        "project": look.project,
+        "at": look.at,
+        "findings": [finding_data(finding) for finding in look.findings],
+        "unreachable": list(look.unreachable),
+        "deleted": [finding.resource.name for finding in deleted],
+        "adopted": adopted,
+        "left": len(look.leaks),
+    }
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """A finding for --json."""
+    thing = finding.resource
+    return {
+        "kind": kind_of(thing),
+        "resource": thing.name,
+        "zone": thing.zone,
+        "session": finding.session or None,
+        "name": thing.session_name or None,
+        "owner": finding.owner or None,
+        "verdict": finding.verdict.name.lower().replace("_", "-"),
+        "leak": finding.leak,
+        "due": finding.due,
+        "why": finding.why,
+        "began": thing.began,
+        "since": finding.since,
+        "deadline": thing.deadline,
+        "usd": finding.usd,
+        "usd_per_hour": finding.usd_per_hour,
+        "unpriced": list(finding.unpriced),
+    }
+
+
+# -- adopt ----------------------------------------------------------------------------------------------------------------
+
+
+def adopt(store: Store, look: Look, foreign_too: bool) -> list[str]:
+    """Write down what labels tell of machines that this ledger does not know. Returns the sessions' names; one whose name
+    is taken by another live session is left out and told. What only the ledger had stays unknown: profile, key, the price that
+    was agreed, and the idle limit, which the machine's keeper holds."""
+    adopted = []
+    machines = [f for f in look.findings if isinstance(f.resource, Machine) and f.session]
+    for finding in sorted(machines, key=lambda f: f.resource.began):
+        if store.session(finding.session).request is not None:
+            continue
+        if finding.verdict is Verdict.FOREIGN and not foreign_too:
+            show.say(f"not adopted: {finding.session} is {finding.owner}'s; `--owner {finding.owner}` adopts it")
+            continue
+        request = _request(finding)
+        try:
+            store.append(finding.session, [request, LaunchRequested(finding.resource.began)])
+        except NameTaken:
+            show.say(f"not adopted: {finding.session}: a live session is called {request.name} already")
+            continue
+        adopted.append(request.name)
+    return adopted
+
+
+def _request(finding: Finding) -> SessionRequested:
+    machine = finding.resource
+    assert isinstance(machine, Machine)
+    deadline: datetime = machine.deadline or utc_now()
+    price = price_of_resource(machine)
+    accelerators = ",".join(f"{kind}:{count}" for kind, count in machine.accelerators) or machine.machine_type
+    return SessionRequested(
+        at=machine.began,
+        name=machine.session_name,
+        owner=finding.owner,
+        profile="adopted",
+        checkpoint="",
+        infra="gcp",
+        accelerators=accelerators,
+        served_name="",
+        port=0,
+        usd_per_hour=price.usd_per_hour or Decimal(0),
+        price_ground=price.ground,
+        idle_s=0,
+        deadline=deadline,
+        latest=deadline,
+        budget_usd=None,
+        budget_at=None,
+        engine_flags="",
+        stand_in=False,
+        pretended=False,
+    )

@@ -1,0 +1,32 @@
+"""A session that is not proven gone is said by every command that meets it."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from command_line import Home
+from good_values import requested
+
+from kimisession.core.ledger import LaunchRequested, TeardownConfirmed, TeardownRequested, Unconfirmed
+
+ID = "demo-0123abcd"
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "other"), ("cost",), ("start", "rehearsal", "--dry-run", "--name", "x")], ids=str
+)
+def test_what_is_not_proven_gone_ends_every_command_with_seven_and_a_way_out(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    home, now = Home(tmp_path), datetime.now(UTC)
+    other = [requested(now, name="other", infra="local"), TeardownConfirmed(now, "not listed")]
+    store = home.store()
+    store.append("other-0123abcd", other)
+    # On a place where nobody can look any more: SkyPilot is not asked for it in this test.
+    loud = [LaunchRequested(now), TeardownRequested(now, "user", "me"), Unconfirmed(now, "the cloud does not answer")]
+    store.append(ID, [requested(now, name="demo", infra="elsewhere"), *loud])
+    store.close()
+    said = home.type(*words)
+    assert said.code == 7
+    assert "not proven gone" in said.err
+    assert "kimisession stop demo" in said.err

@@ -1,0 +1,319 @@
+"""The reaper: the sweep that runs in the project itself, its machine, its heartbeat, and who believes it."""
+
+import base64
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from emulated import ID, NODE, PROJECT, ZONE, Project, body_of, labels_of, needed, project
+
+from kimisession.cloud import guard
+from kimisession.cloud.permissions import REAPER, reaper_account_commands
+from kimisession.cloud.reaper import reap
+from kimisession.cloud.sweep import Sweeper
+from kimisession.core.guard import DELETE, LABEL_BEAT, LABEL_CODE, LABEL_DID, LABEL_GUARD, NAME, SILENT, guard_layer
+from kimisession.core.inventory import Machine
+from kimisession.errors import UsageMistake
+
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+EMAIL = f"kimisession-reaper@{PROJECT}.iam.gserviceaccount.com"
+PAST = labels_of(NOW - HOUR)
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Project]:
+    """A project with the reaper's account, its role exactly as small as we say."""
+    needed()
+    with project(tmp_path) as made:
+        made.tell("account", email=EMAIL)
+        made.tell("role", role=f"projects/{PROJECT}/roles/kimisession_reaper", permissions=list(REAPER))
+        made.tell("bind", member=f"serviceAccount:{EMAIL}", role=f"projects/{PROJECT}/roles/kimisession_reaper")
+        yield made
+        assert made.state.data["violations"] == []
+
+
+def enable(there: Project) -> Machine:
+    return guard.enable(there.compute, ZONE, "", "default", lambda _: None)
+
+
+def run(there: Project, said: list[str] | None = None) -> bool:
+    """One run, with the reaper's own account and nothing more."""
+    cloud = there.as_member(f"serviceAccount:{EMAIL}")
+    return reap(Sweeper(cloud, sleep=there.sleep), ZONE, NAME, time.time, (said if said is not None else []).append)
+
+
+# -- one run --------------------------------------------------------------------------------------------------------------
+
+
+def test_it_deletes_what_is_past_its_deadline_whoever_began_it_and_nothing_else(there: Project) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    there.insert("bobs", labels_of(NOW - HOUR, "b-1a2b3c4d", "bob"), "europe-west4-b")
+    live = f"live-1a2b3c4d{NODE.removeprefix(ID)}"
+    there.insert(live, labels_of(NOW + HOUR, "live-1a2b3c4d"))
+    there.insert(f"x{NODE}")
+    assert run(there)
+    assert there.names() == sorted([NAME, live, f"x{NODE}"])
+
+
+def test_its_permissions_are_enough_and_not_one_too_many(there: Project) -> None:
+    enable(there)
+    used = {"compute.disks.delete", "compute.addresses.delete"}  # for what is left over; not in every run
+    for permission in sorted(set(REAPER) - used):
+        there.insert(labels=PAST)
+        there.tell("deny", member=f"serviceAccount:{EMAIL}", permission=permission)
+        try:
+            complete = run(there)
+        except Exception:
+            complete = False
+        there.tell("allow", member=f"serviceAccount:{EMAIL}", permission=permission)
+        assert not complete, f"{permission} is not needed"
+        assert run(there)
+        there.compute.machine(ZONE, NAME)
+        there.call("POST", f"zones/{ZONE}/instances/{NAME}/setLabels", relabelled(there))
+
+
+def relabelled(there: Project) -> dict[str, object]:
+    """The reaper's labels without its heartbeat."""
+    machine = there.compute.machine(ZONE, NAME)
+    assert machine is not None
+    labels = {key: value for key, value in machine.labels.items() if key not in (LABEL_BEAT, LABEL_DID)}
+    return {"labels": labels, "labelFingerprint": machine.label_fingerprint}
+
+
+def test_it_never_deletes_itself(there: Project) -> None:
+    machine = enable(there)
+    there.compute.set_labels(machine, PAST)
+    assert run(there)
+    assert there.names() == [NAME]
+
+
+def test_its_heartbeat_follows_a_complete_list(there: Project) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    before = int(time.time())
+    assert run(there)
+    machine = there.compute.machine(ZONE, NAME)
+    assert machine is not None
+    assert int(machine.labels[LABEL_BEAT]) >= before
+    assert machine.labels[LABEL_DID] == "1-deleted-0-left"
+    assert machine.labels[LABEL_GUARD] == "reaper"
+
+
+@pytest.mark.parametrize("as_", ["warning", "error"])
+def test_without_every_zone_there_is_no_heartbeat_and_the_others_are_swept(there: Project, as_: str) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    there.tell("faults", kind="unreachable", zone="us-east4-a", **{"as": as_})
+    said: list[str] = []
+    if as_ == "warning":
+        assert not run(there, said)
+        assert there.names() == [NAME]
+        assert "us-east4-a did not answer: no heartbeat" in said
+    machine = there.compute.machine(ZONE, NAME)
+    assert machine is not None
+    assert LABEL_BEAT not in machine.labels
+
+
+def test_one_that_may_not_delete_has_no_heartbeat(there: Project) -> None:
+    enable(there)
+    there.tell("deny", member=f"serviceAccount:{EMAIL}", permission=DELETE)
+    said: list[str] = []
+    assert not run(there, said)
+    assert f"lacks {DELETE}" in said[-1]
+
+
+def test_a_deletion_that_fails_does_not_keep_the_others_and_is_tried_again(there: Project) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    there.insert("bobs", labels_of(NOW - HOUR, "b-1a2b3c4d", "bob"))
+    there.tell("faults", kind="http_error", status=400, method="compute.instances.delete", name="bobs", times=3)
+    assert run(there)
+    assert there.names() == [NAME]
+
+
+def test_what_says_done_and_stays_is_asked_again(there: Project) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    there.tell("faults", kind="delete_ignored", times=2)
+    assert run(there)
+    assert there.names() == [NAME]
+
+
+def test_a_stopped_machine_and_a_left_over_disk_go(there: Project) -> None:
+    enable(there)
+    there.insert(labels=labels_of(NOW + HOUR))
+    there.call("POST", f"zones/{ZONE}/instances/{NODE}/stop")
+    there.call("POST", f"zones/{ZONE}/disks", {"name": "data", "sizeGb": "10", "labels": PAST})
+    long_ago = (NOW - HOUR).isoformat()
+    there.state.data["instances"][f"{ZONE}/{NODE}"]["lastStopTimestamp"] = long_ago
+    there.state.data["disks"][f"{ZONE}/data"]["creationTimestamp"] = long_ago
+    assert run(there)
+    assert there.names() == [NAME]
+    assert {key.rpartition("/")[2] for key in there.state.data["disks"]} == {NAME}
+
+
+# -- its machine ----------------------------------------------------------------------------------------------------------
+
+
+def test_enabling_twice_makes_one(there: Project) -> None:
+    first, second = enable(there), guard.enable(there.compute, "us-west1-a", "", "default", lambda _: None)
+    assert (first.zone, first.name) == (second.zone, second.name)
+    assert there.names() == [NAME]
+    made = there.state.data["instances"][f"{ZONE}/{NAME}"]
+    assert made["scheduling"]["automaticRestart"] is True
+    assert made["scheduling"]["provisioningModel"] == "STANDARD"
+    assert made["serviceAccounts"][0]["email"] == EMAIL
+
+
+def test_one_with_other_code_is_replaced(there: Project) -> None:
+    machine = enable(there)
+    there.compute.set_labels(machine, {LABEL_CODE: "older"})
+    said: list[str] = []
+    assert guard.enable(there.compute, ZONE, "", "default", said.append).labels[LABEL_CODE] == guard.code_version()
+    assert any("another version" in line for line in said)
+    assert there.names() == [NAME]
+
+
+def test_disabling_deletes_it_and_may_be_repeated(there: Project) -> None:
+    enable(there)
+    assert guard.disable(there.compute, lambda _: None) == 1
+    assert guard.disable(there.compute, lambda _: None) == 0
+    assert there.names() == []
+
+
+def test_an_account_that_does_not_exist_says_how_to_make_it(there: Project) -> None:
+    with pytest.raises(UsageMistake) as caught:
+        guard.enable(there.compute, ZONE, "nobody@elsewhere.iam.gserviceaccount.com", "default", lambda _: None)
+    for command in reaper_account_commands(PROJECT):
+        assert command in caught.value.hint
+    assert there.names() == []
+
+
+# -- who believes it --------------------------------------------------------------------------------------------------------
+
+
+def seen(beat: timedelta | None = None, **changes: object) -> Machine:
+    labels = {LABEL_GUARD: "reaper", LABEL_CODE: "c"}
+    if beat is not None:
+        labels[LABEL_BEAT] = str(int((NOW - beat).timestamp()))
+    words: dict[str, object] = {"name": NAME, "zone": ZONE, "began": NOW - HOUR, "labels": labels, **changes}
+    return Machine(**words)  # type: ignore[arg-type]
+
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("machines", "armed", "words"),
+    [
+        ((), False, "guard enable"),
+        ((seen(),), False, "has not looked yet"),
+        ((seen(timedelta(seconds=30)),), True, "looked at all zones 3"),
+        ((seen(SILENT - 2 * SECOND),), True, "ago"),
+        ((seen(SILENT + 2 * SECOND),), False, "not alive any more"),
+        ((seen(-SILENT - 2 * SECOND),), False, "not alive any more"),
+        ((seen(SECOND, status="TERMINATED"),), False, "is TERMINATED"),
+        ((seen(HOUR), seen(SECOND)), True, "1 s ago"),
+        ((seen(SECOND, labels={LABEL_GUARD: "reaper", LABEL_BEAT: "soon"}),), False, "not looked"),
+    ],
+)
+def test_a_reaper_is_counted_on_only_while_its_heart_beats(
+    machines: tuple[Machine, ...], armed: bool, words: str
+) -> None:
+    layer = guard_layer(machines, PROJECT, NOW, "c")
+    assert (layer.name, layer.armed) == ("reaper", armed)
+    assert words in layer.evidence
+
+
+def test_start_is_told_of_a_reaper_that_looked(there: Project) -> None:
+    assert not guard.guard_state(there.compute, NOW).armed
+    enable(there)
+    assert not guard.guard_state(there.compute, datetime.now(UTC)).armed
+    assert run(there)
+    assert guard.guard_state(there.compute, datetime.now(UTC)).armed
+
+
+# -- the code that travels ----------------------------------------------------------------------------------------------------
+
+
+def test_the_code_is_a_small_zip_and_the_same_code_makes_the_same_one() -> None:
+    code = guard.code_zip()
+    assert guard.code_zip() == code
+    assert len(base64.b64encode(code)) < guard.LARGEST_VALUE
+    names = zipfile.ZipFile(io.BytesIO(code)).namelist()
+    assert "kimisession/cloud/reaper.py" in names
+    assert not [name for name in names if "/cli/" in name or "/engines/" in name]
+
+
+def test_the_zip_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "code.zip").write_bytes(guard.code_zip())
+    done = subprocess.run(
+        [sys.executable, "-S", "-B", "-m", "kimisession.cloud.reaper", "--help"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": "code.zip", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--zone" in done.stdout
+
+
+def test_the_zip_reaps(there: Project, tmp_path: Path) -> None:
+    enable(there)
+    there.insert(labels=PAST)
+    (tmp_path / "code.zip").write_bytes(guard.code_zip())
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "kimisession.cloud.reaper", "--zone", ZONE, "--project", PROJECT],
+        cwd=tmp_path,
+        env={
+            "PYTHONPATH": "code.zip",
+            "PATH": os.environ["PATH"],
+            "KIMISESSION_COMPUTE_ENDPOINT": there.url,
+            "KIMISESSION_COMPUTE_TOKEN": there.emulator.token(f"serviceAccount:{EMAIL}"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"deleting machine {NODE}" in done.stdout
+    assert there.names() == [NAME]
+
+
+def test_the_startup_script_is_whole() -> None:
+    script = guard.startup_script("us-west1-b")
+    assert not re.search(r"@[A-Z_]+@", script)
+    assert '--zone "us-west1-b"' in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_thousand_machines_in_forty_zones_are_looked_at_in_five_seconds(there: Project) -> None:
+    there.insert(labels=labels_of(NOW + HOUR))
+    key = f"{ZONE}/{NODE}"
+    one, disk = there.state.data["instances"][key], there.state.data["disks"][key]
+    for number in range(1000):
+        session = f"s-{number:08x}"
+        zone = f"zone{number % 40}-x"
+        name = session + NODE.removeprefix(ID)
+        labels = labels_of(NOW + HOUR, session)
+        there.state.data["instances"][f"{zone}/{name}"] = {**one, "name": name, "labels": labels}
+        there.state.data["inside"][f"{zone}/{name}"] = there.state.data["inside"][key]
+        there.state.data["disks"][f"{zone}/{name}"] = {**disk, "name": name}
+    began = time.monotonic()
+    look = Sweeper(there.compute, owner="ann").look()
+    took_s = time.monotonic() - began
+    assert len([f for f in look.findings if isinstance(f.resource, Machine)]) == 1001
+    assert took_s < 5
+    assert body_of(NODE, {})  # the shape that was copied
