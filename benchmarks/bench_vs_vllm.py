@@ -15,8 +15,9 @@ mini-kimi on the CPU. What makes the two alike:
   question before it that is not counted, and both clients have run once at 8 at once before the first pair.
 - vLLM's client is loaded once and waits between its turns. The server, on one thread, has the first core for itself and
   the clients the others: what a client takes of the machine does not slow the server that it measures.
-- Prompts of some 500 tokens: TTFT is then 100 ms and more, as on the machines that `bench` is for, and not the time that
-  a Python client takes to send a request.
+- Prompts of some 630 tokens, one a prefill step: TTFT is then 100 ms and more, as on the machines that `bench` is for, and
+  not the time that a Python client takes to send a request; and which prompts share a step, which sets the TTFT of all
+  of them, does not hang on the microseconds in which requests come.
 
 Thinking is off because with it the first token is the mark that opens a thought, which vLLM's client sees by the event
 that comes with it, and ours, which waits for text, one token later.
@@ -55,8 +56,9 @@ PYTHON = Path(os.environ.get("KIMISESSION_ENGINE_PYTHON") or ROOT / ".venv-vllm"
 MODEL = "mini-kimi"
 CORES = sorted(os.sched_getaffinity(0))
 AT_ONCE = (1, 2, 8)
-#: Letters of a prompt (mini-kimi's tokens are letters), tokens of an answer, requests of each client in a run.
-LETTERS, TOKENS, ROUNDS = 480, 128, 4
+ROUNDS = {1: 6, 2: 4, 8: 3}  # requests of each client in a run, by how many clients there are
+LETTERS, TOKENS = 600, 128  # letters of a prompt (mini-kimi's tokens are letters), tokens of an answer
+MAX_MODEL_LEN = 1024  # tokens of a prefill step as well: one prompt fits, and two do not
 WITHIN = 0.05
 
 #: vLLM's own client, loaded once: a line of JSON arguments in, a line of JSON figures out. The console script cannot be
@@ -97,7 +99,7 @@ def a_free_port() -> int:
 def served(folder: Path, key: str) -> Iterator[Endpoint]:
     """Real vLLM, serving `folder`."""
     port = a_free_port()
-    argv = vllm_cpu_argv(PYTHON, folder, port, MODEL, max_model_len=1024)
+    argv = [*vllm_cpu_argv(PYTHON, folder, port, MODEL, MAX_MODEL_LEN), f"--max-num-batched-tokens={MAX_MODEL_LEN}"]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(argv, env=environment(key), stdout=log, stderr=log, cwd=folder)
     os.sched_setaffinity(server.pid, {CORES[0]})  # before it has any thread or child
@@ -156,7 +158,7 @@ def theirs(
         f"--sharegpt-output-len={TOKENS}",
         "--disable-shuffle",
         "--ignore-eos",
-        f"--chat-template-kwargs={json.dumps(thinking_switch(False)['chat_template_kwargs'])}",
+        f"--extra-body={json.dumps(thinking_switch(False))}",  # --chat-template-kwargs stays in the client
         f"--num-prompts={len(texts)}",
         f"--max-concurrency={at_once}",
         "--disable-tqdm",
@@ -247,7 +249,7 @@ def main() -> int:
     began = time.monotonic()
     print(
         f"{platform.platform()}, {os.cpu_count()} cores, nice {os.nice(0)}, load {os.getloadavg()[0]:.2f}\n"
-        f"{TOKENS} tokens of every answer, {ROUNDS} requests of each client, {args.pairs} pairs"
+        f"{TOKENS} tokens of every answer, {args.pairs} pairs"
     )
     key = secrets.token_urlsafe(16)
     pairs: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {at_once: [] for at_once in AT_ONCE}
@@ -258,9 +260,11 @@ def main() -> int:
         with served(folder, key) as endpoint, their_client(folder, key) as client:
             print(f"vLLM {endpoint.json('GET', '/version')['version']}, ready after {time.monotonic() - began:.0f} s")
             for pair in range(args.pairs + 1):  # the first one warms both sides up, and does not count
-                load = Load(ROUNDS, (), TOKENS, thinking=False, ignore_eos=True, question=letters_for(pair))
                 for at_once in AT_ONCE if pair else AT_ONCE[-1:]:
-                    numbers = [f"{at_once}-{number:03}" for number in range(ROUNDS * at_once)]
+                    load = Load(
+                        ROUNDS[at_once], (), TOKENS, thinking=False, ignore_eos=True, question=letters_for(pair)
+                    )
+                    numbers = [f"{at_once}-{number:03}" for number in range(ROUNDS[at_once] * at_once)]
                     clients = [
                         partial(ours, endpoint, load, at_once, numbers),
                         partial(theirs, client, endpoint, folder, at_once, texts_of(load, numbers)),

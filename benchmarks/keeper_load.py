@@ -199,9 +199,13 @@ def main() -> int:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     session = Session(home, args.engine)
     path = home / "samples.jsonl"
-    if not session.ready():
-        session.start()
-    watch(session, path, args.minutes * 60)
+    try:
+        if not session.ready():
+            session.start()
+        watch(session, path, args.minutes * 60)
+    except KeyboardInterrupt:
+        print("broken off; the session goes on, and so does the next run of this command", file=sys.stderr)
+        return 130
     session.must("stop", NAME)
     code = judge(read_samples(path), args.engine)
     shutil.rmtree(home)

@@ -18,6 +18,7 @@ from pathlib import Path
 from kimisession.core.cost import cents, price_of
 from kimisession.core.launch import LABEL_OWNER, LaunchSpec, label_value
 from kimisession.core.ledger import (
+    AttemptFailed,
     Event,
     Extended,
     ExtendRefused,
@@ -35,7 +36,7 @@ from kimisession.core.lifecycle import Observation, must_tear_down, news
 from kimisession.core.profile import FlagValue
 from kimisession.core.quote import FIRST_MINUTES, Quote, launch_spec
 from kimisession.engines.base import Engine, open_engine
-from kimisession.errors import BudgetRefused, KimiError, LeakSuspected, NotYetGone, UsageMistake
+from kimisession.errors import BudgetRefused, KimiError, LeakSuspected, NoCapacity, NotYetGone, UsageMistake
 from kimisession.errors import Unconfirmed as UnconfirmedError
 from kimisession.store import NameTaken, Store
 
@@ -117,7 +118,7 @@ class Controller:
             session = self.stop(session, "start", "launch-failed")
         return session if session.live else None
 
-    def check(self, quote: Quote) -> LaunchSpec:
+    def check(self, quote: Quote, make: Callable[[Quote, str, str], LaunchSpec] = launch_spec) -> LaunchSpec:
         """Refuse what cannot work before anything exists. Raises BudgetRefused, DoesNotFit."""
         first = price_of(quote.usd_per_hour, quote.at, quote.at + FIRST_MINUTES)
         budget = quote.choices.budget_usd
@@ -127,7 +128,7 @@ class Controller:
                 f"give --budget {first.quantize(Decimal('0.01')) + Decimal('0.01')} or more",
             )
         session_id = f"{quote.choices.name}-{secrets.token_hex(4)}"
-        spec = launch_spec(quote, session_id, owner_here())
+        spec = make(quote, session_id, owner_here())
         self.engines(quote.choices.infra).check(spec)
         return spec
 
@@ -142,8 +143,8 @@ class Controller:
             checkpoint=choices.checkpoint.name,
             infra=choices.infra,
             accelerators=spec.accelerators,
-            served_name=spec.engine.served_name,
-            port=spec.engine.port,
+            served_name=spec.engine.served_name if spec.engine else "",
+            port=spec.engine.port if spec.engine else 0,
             usd_per_hour=spec.usd_per_hour,
             price_ground=spec.price_ground,
             idle_s=quote.idle_s,
@@ -152,8 +153,9 @@ class Controller:
             budget_usd=choices.budget_usd,
             budget_at=quote.budget_at,
             engine_flags=" ".join(f"{k}={v}" for k, v in quote.flags.items()),
-            stand_in=quote.stand_in,
+            stand_in=quote.stand_in and spec.engine is not None,
             pretended=quote.pretended,
+            recovers=quote.recovers,
         )
         self.store.claim(spec.session_id)
         try:
@@ -162,16 +164,17 @@ class Controller:
             self.store.unclaim(spec.session_id)
             raise
 
-    def launch(self, session: Session, spec: LaunchSpec, webhook: str | None = None) -> Session:
+    def launch(self, session: Session, spec: LaunchSpec, webhook: str | None = None, hf_token: str = "") -> Session:
         """Ask the engine for the machine. Whatever goes wrong is followed by a teardown: something may exist."""
         session = self.store.append(session.id, [LaunchRequested(self.now())])
         try:
-            hidden = {"api_key": self._make_key(session.id)} | ({"webhook": webhook} if webhook else {})
-            self.engines(self._infra(session)).launch(spec, hidden)
+            hidden = {"api_key": self._make_key(session.id), "webhook": webhook or "", "hf_token": hf_token}
+            self.engines(self._infra(session)).launch(spec, {name: text for name, text in hidden.items() if text})
         except BaseException as error:
             why = error.message if isinstance(error, KimiError) else type(error).__name__
-            failed = LaunchFailed(self.now(), why)
-            session = self._note(session.id, lambda _: [failed])
+            tried = error.tried if isinstance(error, NoCapacity) else ()
+            failed = [*(AttemptFailed(self.now(), "", text) for text in tried), LaunchFailed(self.now(), why)]
+            session = self._note(session.id, lambda _: failed)
             with suppress(KeyboardInterrupt):  # a second Ctrl-C is the caller's to handle
                 self.stop(session, "command", "launch-failed")
             raise
@@ -275,6 +278,13 @@ class Controller:
                     ids.append(one.session_id)
                     self._found_on[one.session_id] = place
         return ids
+
+    def chain(self, session: Session) -> tuple[Session, ...]:
+        """A session and those that it went on from, newest first."""
+        found = [session]
+        while (before := found[-1].request) and before.recovers and before.recovers not in {s.id for s in found}:
+            found.append(self.store.session(before.recovers))
+        return tuple(found)
 
     def ports_in_use(self) -> set[int]:
         """Ports that live sessions were promised, listening already or not."""

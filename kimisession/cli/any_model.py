@@ -1,9 +1,13 @@
 """`kimisession plan --model owner/name@revision` or `--model ./folder`: a profile for a model that has none."""
 
 import re
+from dataclasses import asdict
 from decimal import Decimal
+from pathlib import Path
 
+from kimisession.cli import show
 from kimisession.cli.planning import PlanOptions, checked, make_plan, show_plan
+from kimisession.cli.scripts import toml_key, toml_value
 from kimisession.core.catalog import ACCELERATORS, parse_accelerators
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.profile import Checkpoint, Engine, FlagValue, Hardware, Model, Price, Profile, Stack
@@ -25,21 +29,74 @@ def run_model(text: str, version: str | None, options: PlanOptions) -> None:
     accelerator, count = checked(lambda: parse_accelerators(options.gpus or ""), "--gpus")
     if accelerator.architecture == "cpu":
         raise UsageMistake("--model: only GPUs are planned for a model without a profile", "name GPUs, like H200:8")
+    if options.manifests and text.startswith((".", "/", "~")):
+        raise UsageMistake("--manifests: a pod cannot see that folder", "name the model on the hub, as owner/name")
     try:
         read = read_model(text)
     except TryAgain as error:
         raise KimiError(
             error.message, "again with a network, or --model FOLDER with its config.json and files"
         ) from None
+    if not read.revision:
+        text = str(Path(text).expanduser().resolve())
     profile = profile_of(text, read, f"{accelerator.name}:{count}", count, version or VERSION, options)
+    if options.as_profile:
+        show.out(profile_toml(profile, sentence(text, read)).rstrip("\n"))
+        show.next_step(
+            f"kimisession plan --model {text} ... --as-profile > {profile.name}.toml, and plan {profile.name}.toml"
+        )
+        return
     show_plan(make_plan(profile, options, read.card), options, source=(sentence(text, read),))
+
+
+def profile_toml(profile: Profile, told: str) -> str:
+    """The profile as a file of one's own, to change and to start."""
+    (checkpoint,) = profile.checkpoints
+    stack = {name: value for name, value in asdict(profile.stack).items() if value}
+    lines = [
+        f"# Made by `kimisession plan --model --as-profile`. {told}",
+        f"name = {toml_value(profile.name)}",
+        f"summary = {toml_value(profile.summary)}",
+        f"status = {toml_value(profile.status)}",
+        "",
+        "[model]",
+        f"served_name = {toml_value(profile.model.served_name)}",
+        "",
+        "[engine]",
+        f"kind = {toml_value(profile.engine.kind)}",
+        f"version = {toml_value(profile.engine.version)}",
+        f"command = {toml_value(profile.engine.command)}",
+        "",
+        "[engine.flags]",
+        *(f"{toml_key(name)} = {toml_value(value)}" for name, value in profile.engine.flags.items()),
+        "",
+        "[hardware]",
+        f"accelerators = {toml_value(profile.hardware.accelerators)}",
+        f"infra = {toml_value(profile.hardware.infra)}",
+        *(["", "[stack]", *(f"{name} = {toml_value(value)}" for name, value in stack.items())] if stack else []),
+        "",
+        "[[checkpoints]]",
+        f"name = {toml_value(checkpoint.name)}",
+        f"repo = {toml_value(checkpoint.repo)}",
+        f"bytes = {checkpoint.bytes}",
+        f"architectures = {toml_value(checkpoint.architectures)}",
+        f"context = {checkpoint.context}",
+        "",
+        "[price]",
+        "usd_per_hour = 0",
+        'ground = "not stated: write what your place bills"',
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def profile_of(
     text: str, read: ReadModel, accelerators: str, count: int, version: str, options: PlanOptions
 ) -> Profile:
     """A profile with the usual flags, for the plan alone: nobody has run it."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.partition("@")[0].rpartition("/")[2].lower()).strip("-") or "model"
+    name = (
+        re.sub(r"[^a-z0-9]+", "-", text.partition("@")[0].rpartition("/")[2].lower()).strip("-")[:31].strip("-")
+        or "model"
+    )
     infra = options.infra or "gcp"
     driver, cuda, torch = STACKS.get(version, ("580", "", ""))
     context = options.context or min(CONTEXT, read.card.max_context)
@@ -58,7 +115,13 @@ def profile_of(
         hardware=Hardware((accelerators,), infra),
         stack=Stack(driver, cuda, torch, gib="remove") if infra == "gcp" else Stack(torch=torch),
         checkpoints=(
-            Checkpoint("native", text, read.file_bytes, tuple({a.architecture for a in ACCELERATORS}), context),
+            Checkpoint(
+                "native",
+                text,
+                read.file_bytes,
+                tuple(sorted({a.architecture for a in ACCELERATORS if a.architecture != "cpu"})),
+                context,
+            ),
         ),
         price=Price(Decimal(0), "no profile states one"),
     )

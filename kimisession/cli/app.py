@@ -101,6 +101,9 @@ def plan(
         str | None, typer.Option(help="Where; default: what the profile says.", autocompletion=completing.places)
     ] = None,
     duration: Annotated[str | None, typer.Option(help="Hard cap of the session, like 2h.")] = None,
+    ram: Annotated[
+        int | None, typer.Option(min=1, help="GiB of host memory, or the quota on it, for experts in host memory.")
+    ] = None,
     price: Annotated[str | None, typer.Option(help="Dollars per hour, where the figure shown is not yours.")] = None,
     preemptions: Annotated[
         str | None, typer.Option("--preemptions-per-hour", help="A rate that you know, to price what they cost.")
@@ -120,6 +123,9 @@ def plan(
         str | None,
         typer.Option(help="A model without a profile: owner/name@revision on the hub, or a folder; needs --gpus."),
     ] = None,
+    as_profile: Annotated[
+        bool, typer.Option("--as-profile", help="With --model: print a profile of it instead, to change and start.")
+    ] = False,
     engine_version: Annotated[
         str | None, typer.Option(help="With --from or --model: the version that the script is for, or to plan with.")
     ] = None,
@@ -155,6 +161,7 @@ def plan(
         checkpoint=checkpoint,
         sets=parse_sets(sets),
         duration_s=_duration("duration", duration),
+        ram_gib=ram,
         price_usd=_dollars("price", price),
         preemptions_per_hour=_dollars("preemptions-per-hour", preemptions),
         api_usd_per_million=_dollars("api-price", api_price),
@@ -162,6 +169,7 @@ def plan(
         json=json,
         lock=lock,
         manifests=manifests,
+        as_profile=as_profile,
     )
     if model:
         from kimisession.cli.any_model import run_model
@@ -195,6 +203,17 @@ def seed(
         str | None, typer.Option(help="Make the bucket there, where the GPUs will be, unless it exists.")
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="Send it from this machine; no byte touches its disk.")] = False,
+    infra: Annotated[str | None, typer.Option(help="Where to rent the machine that sends it; default: gcp.")] = None,
+    cpus: Annotated[int | None, typer.Option(min=1, help="vCPUs of that machine; default: 16.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Its hard cap, like 3h; default: 6h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Its dollar cap.")] = None,
+    price: Annotated[
+        str | None, typer.Option(help="Its dollars per hour, where the figure shown is not yours.")
+    ] = None,
+    unguarded: Annotated[
+        bool, typer.Option("--unguarded", help="Although no reaper would end it from outside (kimisession guard).")
+    ] = False,
+    yes: YesOpt = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only read everything back and compare.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the seeded weights; asks for the name.")] = False,
     name: Annotated[
@@ -205,18 +224,45 @@ def seed(
 ) -> None:
     """Put weights into a bucket, sealed and checksummed.
 
+    Into gs:// a rented spot machine without GPUs sends them, after a quote and a question, and goes away; Ctrl-C leaves it
+    running, the same command comes back to it. With --here this machine sends them.
     May be broken off at any moment and started again, here or elsewhere: finished files are not sent twice.
     Repositories that ask for a token: export HF_TOKEN.
 
     Examples:
+
+      kimisession seed kimi-k2.5 --bucket gs://NAME --region us-central1
+
       kimisession seed kimi-k2.5 --here --bucket gs://NAME --region us-central1
+
       kimisession seed kimi-k2.5 --from /data/Kimi-K2.5
+
       kimisession seed kimi-k2.5 --verify --bucket gs://NAME
     """
     from kimisession.cli.seeding import SeedWords, run_seed
 
     run_seed(
-        SeedWords(profile, source, checkpoint, revision, bucket, region, here, verify, delete, name, dry_run, json)
+        SeedWords(
+            profile,
+            source,
+            checkpoint,
+            revision,
+            bucket,
+            region,
+            here,
+            verify,
+            delete,
+            name,
+            dry_run,
+            json,
+            infra,
+            cpus,
+            _duration("duration", duration),
+            _dollars("budget", budget),
+            _dollars("price", price),
+            unguarded,
+            yes,
+        )
     )
 
 
@@ -253,6 +299,10 @@ def start(
         typer.Option(
             "--on-demand-fallback", help="Where no spot machine is to be had, take one at full price, at most --price."
         ),
+    ] = False,
+    recover: Annotated[
+        bool,
+        typer.Option("--recover", help="Go on after a machine was taken back: in the next zone, under the same caps."),
     ] = False,
     unguarded: Annotated[
         bool, typer.Option("--unguarded", help="Although no reaper would end it from outside (kimisession guard).")
@@ -303,6 +353,7 @@ def start(
             engine_python=engine_python or said["engine_python"] or "",
             on_demand_fallback=on_demand_fallback,
             unguarded=unguarded,
+            recover=recover,
             webhook_file=webhook_file or said["webhook_file"],
             sets=tuple(sets or ()),
             typed=tuple(

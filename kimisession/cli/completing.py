@@ -1,7 +1,5 @@
 """What the shell completes: names of sessions, profiles and places. Never fails, asks nobody, and loads next to nothing."""
 
-import sqlite3
-from importlib import resources
 from pathlib import Path
 
 from kimisession.paths import config_home, state_home
@@ -23,6 +21,8 @@ def all_sessions(incomplete: str) -> list[str]:
 
 
 def _sessions(which: str, incomplete: str) -> list[str]:
+    import sqlite3  # --help is faster without it
+
     path = state_home() / "ledger.db"
     try:
         ledger = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=0.2)
@@ -38,7 +38,7 @@ def _sessions(which: str, incomplete: str) -> list[str]:
 
 def profile_names(incomplete: str) -> list[str]:
     """Names of profiles: the package's and the user's own."""
-    folders = (Path(str(resources.files("kimisession") / "profiles")), config_home() / "profiles")
+    folders = (Path(__file__).parent.parent / "profiles", config_home() / "profiles")
     names = {path.stem for folder in folders for path in folder.glob("*.toml")}
     return sorted(name for name in names if name.startswith(incomplete))
 

@@ -10,7 +10,7 @@ import sys
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -343,7 +343,7 @@ class PlannedStack(TypedDict):
 class PriceDocument(TypedDict):
     """An hour of the whole machine."""
 
-    usd_per_hour: Decimal
+    usd_per_hour: Annotated[Decimal | None, _said("null where no price is known")]
     ground: str
 
 
@@ -351,7 +351,7 @@ class PlannedCost(TypedDict):
     """What a session would take."""
 
     cold_start_usd: Decimal | None
-    worst_usd: Decimal
+    worst_usd: Decimal | None
     hours: Decimal
     seeding_once_usd: Decimal | None
     bucket_usd_per_month: Decimal | None
@@ -390,6 +390,7 @@ class PlanDocument(TypedDict):
     price: PriceDocument
     cost: PlannedCost
     offers: list[OfferDocument]
+    model: Annotated[NotRequired[str], _said("where the sizes of a model without a profile are from")]
 
 
 class ScriptDocument(TypedDict):
@@ -504,14 +505,19 @@ class QuotaDocument(TypedDict):
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "profiles": {"profiles": list[ProfileRow], "profile": Profile},
     "plan": {"plan": PlanDocument, "plans": list[PlanDocument], "script": ScriptDocument},
-    "seed": {"manifest": ManifestDocument, "deleted": DeletedDocument, "dry-run": DryRunDocument},
-    "start": {"session": SessionDocument, "quote": QuoteDocument},
+    "seed": {
+        "manifest": ManifestDocument,
+        "deleted": DeletedDocument,
+        "receipt": ReceiptDocument,
+        "dry-run": DryRunDocument,
+    },
+    "start": {"session": SessionDocument, "quote": QuoteDocument, "receipt": ReceiptDocument},
     "status": {"sessions": list[SessionDocument], "session": SessionDocument},
     "connect": {"endpoint": EndpointDocument},
     "test": {"test": list[AnswerDocument]},
     "bench": {"bench": BenchDocument, "benches": list[BenchDocument], "bench-compare": ComparedDocument},
     "extend": {"extended": ExtendedDocument, "dry-run": DryRunDocument},
-    "restart": {"session": SessionDocument, "dry-run": DryRunDocument},
+    "restart": {"session": SessionDocument, "receipt": ReceiptDocument, "dry-run": DryRunDocument},
     "stop": {"receipt": ReceiptDocument, "dry-run": DryRunDocument},
     "cost": {"costs": CostsDocument, "receipt": ReceiptDocument},
     "config-show": {"config": ConfigDocument},

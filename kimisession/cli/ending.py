@@ -6,7 +6,7 @@ from decimal import Decimal
 from kimisession.cli import show
 from kimisession.cli.looking import raise_if_loud
 from kimisession.cli.opening import after_the_end, open_controller, pick, pick_live
-from kimisession.cli.sessions import REASONS, receipt, utc_now
+from kimisession.cli.sessions import REASONS, receipt, receipt_data, utc_now
 from kimisession.core.cost import cents, cost_of
 from kimisession.core.ledger import Session
 from kimisession.errors import LeakSuspected, UsageMistake
@@ -66,47 +66,9 @@ def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> N
             except LeakSuspected as error:  # the others must be stopped all the same
                 failed = error
                 continue
-        _print(session, json)
+        receipt(session, utc_now(), controller.chain(session))
     if failed:
         raise failed
-
-
-def _print(session: Session, json: bool) -> None:
-    now = utc_now()
-    if json:
-        show.as_json("receipt", receipt_data(session))
-    else:
-        receipt(session, now)
-
-
-def receipt_data(session: Session) -> dict[str, object]:
-    """A receipt for --json."""
-    now = utc_now()
-    cost = cost_of(session, now)
-    return {
-        "session": session.id,
-        "name": session.name,
-        "state": session.state.value,
-        "reason": session.reason or None,
-        "stand_in": bool(session.request and session.request.stand_in),
-        "pretended": bool(session.request and session.request.pretended),
-        "usd": cost.usd,
-        "final": cost.final,
-        "unpriced": list(cost.unpriced),
-        "lines": [
-            {
-                "resource": line.resource.id,
-                "kind": line.resource.kind,
-                "began": line.resource.began,
-                "ended": line.resource.ended,
-                "seconds": line.seconds,
-                "usd_per_hour": line.resource.usd_per_hour,
-                "usd": line.usd,
-                "price_ground": line.resource.price_ground,
-            }
-            for line in cost.lines
-        ],
-    }
 
 
 def run_cost(name: str | None, newest: int, json: bool) -> None:
@@ -116,7 +78,7 @@ def run_cost(name: str | None, newest: int, json: bool) -> None:
         session = pick(controller, name)
         if session.live:
             session, _ = controller.refresh(session)
-        _print(session, json)
+        receipt(session, utc_now(), controller.chain(session))
         raise_if_loud([session])
         return
     live = {session.id: session for session, _ in controller.live()}
@@ -124,7 +86,7 @@ def run_cost(name: str | None, newest: int, json: bool) -> None:
     count, total = controller.store.totals()
     if json:
         sessions = [controller.store.session(row.session) for row in rows]
-        show.as_json("costs", {"sessions": [receipt_data(s) for s in sessions], "usd": total, "count": count})
+        show.as_json("costs", {"sessions": [receipt_data(s, now) for s in sessions], "usd": total, "count": count})
         return
     if not rows:
         show.out("no session yet")

@@ -5,6 +5,7 @@ from kimisession.core.ledger import Session, SessionRequested, State
 from kimisession.core.lifecycle import Observation
 from kimisession.errors import KimiError, LeakSuspected, UsageMistake
 from kimisession.paths import state_home
+from kimisession.profile_file import profile_files
 from kimisession.settings import settings
 from kimisession.store import Store, open_store
 
@@ -65,7 +66,8 @@ def pick_ready(controller: Controller, name: str | None) -> tuple[Session, Sessi
 
 def after_the_end(session: Session) -> str:
     """What people can do about a session that is gone."""
-    again = f"kimisession start {session.request.profile}" if session.request else "kimisession start"
+    profile = session.request.profile if session.request else ""
+    again = f"kimisession start {profile}" if profile in profile_files() else "kimisession start"
     return f"kimisession cost {session.name} shows what it took, {again} begins another"
 
 

@@ -48,6 +48,7 @@ class PlanOptions:
     checkpoint: str | None = None
     sets: Mapping[str, FlagValue] | None = None
     duration_s: int | None = None
+    ram_gib: int | None = None
     price_usd: Decimal | None = None
     preemptions_per_hour: Decimal | None = None
     api_usd_per_million: Decimal | None = None
@@ -55,6 +56,7 @@ class PlanOptions:
     json: bool = False
     lock: bool = False
     manifests: bool = False
+    as_profile: bool = False
 
 
 def run_plan(options: PlanOptions) -> None:
@@ -105,6 +107,8 @@ def make_plan(profile: Profile, options: PlanOptions, card: ModelCard | None = N
     blamed = "--gpus" if options.gpus and not options.checkpoint else "--checkpoint"
     checkpoint = checked(lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), blamed)
     infra = options.infra or profile.hardware.infra
+    if options.ram_gib is not None:
+        profile = replace(profile, hardware=replace(profile.hardware, ram_gib=options.ram_gib))
     question = Question(
         profile=profile,
         accelerator=accelerator,
@@ -150,11 +154,13 @@ def checked(make: Callable[[], T], flag: str) -> T:
 
 
 def card_of(repo: str) -> ModelCard | None:
-    """The model's card, if there is one."""
+    """The model's card, if there is one: shipped, or left by an earlier `plan --model`."""
     try:
         return card_named(repo)
     except ModelUnknown:
-        return None
+        from kimisession.weights.headers import kept_card  # only for what no card describes
+
+        return kept_card(repo) if "/" in repo else None
 
 
 def price_elsewhere(profile: Profile, machine: str, infra: str) -> tuple[Decimal, str] | None:
@@ -220,7 +226,8 @@ def _print_screen(plan: SessionPlan, options: PlanOptions, source: tuple[str, ..
         for title, lines in explained(plan):
             show.out(f"\n{show.paint(title, 'bold', sys.stdout)}")
             for line in lines:
-                show.out(textwrap.fill(line, 118, initial_indent="  ", subsequent_indent="    "))
+                room = (show.columns(sys.stdout) or 120) - 2
+                show.out(textwrap.fill(line, room, initial_indent="  ", subsequent_indent="    "))
     if plan.answer != "does not start" and not source:
         show.next_step(_next(plan, options))
 
@@ -301,8 +308,8 @@ def _steps(plan: SessionPlan) -> list[str]:
     lines = []
     for step in advice.steps if advice else ():
         lines.append(f"{step.name}: {step.gib_bought:+.2f} GiB, {step.tokens_bought:+,} tokens")
-        lines += textwrap.wrap(f"costs: {step.costs}", 96, initial_indent="  ", subsequent_indent="  ")
-        lines += textwrap.wrap(f"ground: {step.evidence}", 96, initial_indent="  ", subsequent_indent="  ")
+        lines += show.wrapped(f"  costs: {step.costs}", _room())
+        lines += show.wrapped(f"  ground: {step.evidence}", _room())
     return lines
 
 
@@ -373,7 +380,12 @@ def _span(figure: Figure, digits: int = 2) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)) or text
+    return "\n".join(show.wrapped(text, _room()))
+
+
+def _room() -> int:
+    """Off a terminal lines end at 100 columns; on one its own width decides, and that is for `show` to do."""
+    return 0 if show.columns(sys.stdout) else 100
 
 
 # --- what follows ----------------------------------------------------------------------------------------------------

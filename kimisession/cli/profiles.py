@@ -6,21 +6,25 @@ from dataclasses import asdict
 from kimisession.cli import show
 from kimisession.core.cost import cents
 from kimisession.core.launch import flags_to_argv
+from kimisession.core.profile import Profile
 from kimisession.profile_file import load_profile, profile_files
 
 
 def list_profiles(json: bool) -> None:
-    """One row a profile."""
+    """Two lines a profile, or three on a narrow terminal."""
     profiles = [load_profile(name) for name in sorted(profile_files())]
     if json:
         keys = ("name", "summary", "status")
         show.as_json("profiles", [{key: getattr(profile, key) for key in keys} for profile in profiles])
         return
-    rows = [
-        (p.name, p.hardware.accelerators[0], f"{cents(p.price.usd_per_hour)}/h", p.status, p.summary) for p in profiles
-    ]
-    show.table(("NAME", "HARDWARE", "PRICE", "STATUS", "WHAT IT IS"), rows)
-    show.next_step("kimisession profiles NAME, or kimisession start NAME")
+    show.pairs([(p.name, f"{p.summary}\n{p.hardware.accelerators[0]}, {_price(p)}, {p.status}") for p in profiles])
+    show.next_step("kimisession profiles NAME", "kimisession plan NAME", "kimisession start NAME")
+
+
+def _price(profile: Profile) -> str:
+    """Dollars an hour; a machine that nobody bills by the hour is told as such."""
+    usd = profile.price.usd_per_hour
+    return f"{cents(usd)}/h" + (" (pretended)" if profile.price.pretended else "") if usd else "no price by the hour"
 
 
 def show_profile(name: str, json: bool) -> None:
@@ -29,8 +33,9 @@ def show_profile(name: str, json: bool) -> None:
     if json:
         show.as_json("profile", asdict(profile))
         return
-    show.out(show.paint(profile.name, "bold", sys.stdout) + f"  {profile.summary}")
+    show.out(show.paint(profile.name, "bold", sys.stdout))
     rows = [
+        ("what it is", profile.summary),
         ("status", profile.status),
         ("hardware", ", ".join(profile.hardware.accelerators) + f", on {profile.hardware.infra} by default"),
         ("engine", f"{profile.engine.kind} {profile.engine.version}"),
@@ -47,7 +52,7 @@ def show_profile(name: str, json: bool) -> None:
             rows.append(("", " ".join(flags_to_argv(c.flags))))
         if c.note:
             rows.append(("", c.note))
-    rows.append(("price", f"{cents(profile.price.usd_per_hour)}/h: {profile.price.ground}"))
+    rows += [("price", _price(profile)), ("price from", profile.price.ground)]
     if profile.coldstart:
         low, high = profile.coldstart.minutes
         rows.append(("cold start", f"{low} to {high} minutes: {profile.coldstart.source}"))

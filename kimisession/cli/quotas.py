@@ -26,12 +26,7 @@ def run_quota(
     if json:
         show.as_json("quota", {"project": cloud.project, "accelerators": accelerators, "quotas": _data(by_market)})
     else:
-        rows = [
-            (market, standing.need.metric, standing.region, standing.words)
-            for market, found in by_market.items()
-            for standing in found
-        ]
-        show.table(("MARKET", "QUOTA", "REGION", "STANDING"), list(dict.fromkeys(rows)))
+        show.table(("MARKET", "QUOTA", "REGION", "STANDING"), _rows(by_market))
     spot = by_market["spot"]
     lacking = _lacking(spot)
     if lacking:
@@ -50,6 +45,15 @@ def run_quota(
         if unknown:
             show.say(f"not listed by the API: {', '.join(unknown)}; look at {console_link(cloud.project)}")
         show.next_step(f"kimisession start {profile}")
+
+
+def _rows(by_market: dict[str, tuple[Standing, ...]]) -> list[tuple[str, ...]]:
+    """A row for each market, quota and standing; regions that stand alike share it."""
+    regions: dict[tuple[str, str, str], list[str]] = {}
+    for market, found in by_market.items():
+        for standing in found:
+            regions.setdefault((market, standing.need.metric, standing.words), []).append(standing.region)
+    return [(market, metric, " ".join(where), words) for (market, metric, words), where in regions.items()]
 
 
 def _lacking(found: tuple[Standing, ...]) -> list[Standing]:

@@ -34,8 +34,7 @@ def run_restart(name: str | None, sets: tuple[str, ...], undo: bool, dry_run: bo
         ) from None
     show.clear()
     if not session.live or seen is None:
-        if not json:
-            receipt(session, utc_now())
+        receipt(session, utc_now())
         raise EngineFailed(f"session {session.name} ended: {why_text(session)}", f"kimisession logs {session.name}")
     if json:
         show.as_json("session", summary(session, seen, utc_now()))

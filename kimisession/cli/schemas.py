@@ -1,7 +1,6 @@
 """`kimisession schema`: what `--json` prints, as JSON Schema. The files are made by kimisession/cli/documents.py."""
 
 import difflib
-from importlib import resources
 from pathlib import Path
 
 from kimisession.cli import show
@@ -10,7 +9,7 @@ from kimisession.errors import UsageMistake
 
 def folder() -> Path:
     """Where the published files are."""
-    return Path(str(resources.files("kimisession") / "schemas"))
+    return Path(__file__).parent.parent / "schemas"
 
 
 def names() -> list[str]:

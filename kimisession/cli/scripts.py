@@ -105,37 +105,37 @@ def profile_text(
         f"# Read out of a script by `kimisession plan --from`. The script says {_shown(script.model)} for the model.",
         *([] if gpus else ["# The script does not say which GPUs: H100 is a guess, --gpus H200:8 says otherwise."]),
         *(f"# refused by {script.kind} {version}: {refusal}" for refusal in refused),
-        f"name = {_value(name)}",
-        f"summary = {_value(f'{script.served_name or name}, read out of a script')}",
+        f"name = {toml_value(name)}",
+        f"summary = {toml_value(f'{script.served_name or name}, read out of a script')}",
         'status = "rendered, never run"',
-        f"load = {_value('in-place' if script.model.startswith('/') else 'copy')}",
+        f"load = {toml_value('in-place' if script.model.startswith('/') else 'copy')}",
         "",
         "[model]",
-        f"served_name = {_value(script.served_name or (card.name.rpartition('/')[2].lower() if card else name))}",
+        f"served_name = {toml_value(script.served_name or (card.name.rpartition('/')[2].lower() if card else name))}",
         "",
         "[engine]",
-        f"kind = {_value(script.kind)}",
-        f"version = {_value(version or script.version or 'not stated')}",
-        f"command = {_value(command)}",
+        f"kind = {toml_value(script.kind)}",
+        f"version = {toml_value(version or script.version or 'not stated')}",
+        f"command = {toml_value(command)}",
         "",
         "[engine.flags]",
-        *(f"{_key(flag)} = {_value(value)}" for flag, value in flags.items()),
+        *(f"{toml_key(flag)} = {toml_value(value)}" for flag, value in flags.items()),
         *(
-            ["", "[engine.env]", *(f"{key} = {_value(value)}" for key, value in script.env.items())]
+            ["", "[engine.env]", *(f"{key} = {toml_value(value)}" for key, value in script.env.items())]
             if script.env
             else []
         ),
         "",
         "[hardware]",
-        f"accelerators = {_value([accelerators])}",
-        f"infra = {_value('slurm' if script.sbatch else 'gcp')}",
+        f"accelerators = {toml_value([accelerators])}",
+        f"infra = {toml_value('slurm' if script.sbatch else 'gcp')}",
         *_slurm(script),
         "",
         "[[checkpoints]]",
         'name = "native"',
-        f"repo = {_value(card.name if card else script.model)}",
+        f"repo = {toml_value(card.name if card else script.model)}",
         f"bytes = {size}" + ("" if card else "  # not known: there is no card of this model"),
-        f"architectures = {_value([architecture])}",
+        f"architectures = {toml_value([architecture])}",
         f"context = {context if str(context).isdigit() else 0}",
         "",
         "[price]",
@@ -180,22 +180,22 @@ def _slurm(script: ServeScript) -> list[str]:
         "memory_gib": int(told["mem"][:-1]) if re.fullmatch(r"\d+G", told.get("mem", "")) else 0,
     }
     kept = {key: value for key, value in rows.items() if value}
-    return ["", "[slurm]", *(f"{key} = {_value(value)}" for key, value in kept.items())] if kept else []
+    return ["", "[slurm]", *(f"{key} = {toml_value(value)}" for key, value in kept.items())] if kept else []
 
 
 def _shown(text: str) -> str:
     return text or "nothing"
 
 
-def _key(text: str) -> str:
+def toml_key(text: str) -> str:
     """A TOML key; `--a.b` of the command line is one key, not two."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A TOML value: strings, numbers, switches, lists, and tables in one line."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(of)}" for key, of in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml_value(of)}" for key, of in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     return json.dumps(value)

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from kimisession.cli import show
@@ -53,6 +54,13 @@ class SeedWords:
     name: str | None = None
     dry_run: bool = False
     json: bool = False
+    infra: str | None = None  # with these the seeding runs on a machine of its own
+    cpus: int | None = None
+    duration_s: int | None = None
+    budget_usd: Decimal | None = None
+    price_usd: Decimal | None = None
+    unguarded: bool = False
+    yes: bool = False
 
 
 def run_seed(words: SeedWords) -> None:
@@ -65,21 +73,21 @@ def run_seed(words: SeedWords) -> None:
     if words.verify:
         manifest = read_seal(open_bucket(url))
         verify(open_bucket(url), manifest, _Telling("verified"), deep=True)
-        _print(url, manifest, words.json)
+        print_manifest(url, manifest, words.json)
         return
     checkpoint = _checkpoint(profile, words.checkpoint)
     maker = MADE_HERE.get(profile.name) if words.source is None else None
+    if maker is None and not words.here and (url.startswith("gs://") or words.infra):
+        from kimisession.cli.seeding_away import seed_away
+
+        seed_away(words, profile, checkpoint, url)
+        return
     source = None if maker else _source(checkpoint.repo, words)
-    if url.startswith("gs://") and not words.here:
-        raise UsageMistake(
-            f"a whole model into {url} is hours over a slow line, and this version rents no machine for it by itself",
-            f"sky launch sky/seed-weights.yaml --env BUCKET={url} --down, or add --here to send it from this machine",
-        )
     if words.dry_run:
         show.would(f"seed {source.name if source else 'weights made on the spot'} into {url}")
         return
     if url.startswith("gs://"):
-        _ensure_bucket(url, words.region, profile.name)
+        ensure_bucket(url, words.region, profile.name)
     with tempfile.TemporaryDirectory(prefix="kimisession-weights-") as made:
         if source is None and maker is not None:
             maker(Path(made))
@@ -93,7 +101,7 @@ def run_seed(words: SeedWords) -> None:
         )
     took = time.monotonic() - began
     show.say(f"sealed {len(manifest.files)} files, {show.size(manifest.total_bytes)} in {took:.1f} s")
-    _print(url, manifest, words.json)
+    print_manifest(url, manifest, words.json)
     if not words.json:
         show.next_step(f"kimisession start {profile.name}" + (f" --bucket {url}" if words.bucket else ""))
 
@@ -121,7 +129,7 @@ def _source(repo: str, words: SeedWords) -> Source:
     return FolderSource(Path(given))
 
 
-def _ensure_bucket(url: str, region: str | None, profile: str) -> None:
+def ensure_bucket(url: str, region: str | None, profile: str) -> None:
     """Make the bucket when a region was given; say what it costs there. Raises WeightsError, UsageMistake."""
     from kimisession.weights.gcs import GcsBucket, create_bucket
 
@@ -139,7 +147,8 @@ def _ensure_bucket(url: str, region: str | None, profile: str) -> None:
         )
 
 
-def _print(url: str, manifest: Manifest, json: bool) -> None:
+def print_manifest(url: str, manifest: Manifest, json: bool) -> None:
+    """What is sealed, file by file."""
     if json:
         show.as_json(
             "manifest",

@@ -1,21 +1,23 @@
 """How a session looks: as a row, as a page, as a receipt, while it starts, while it waits for its end."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 from kimisession.cli import show
-from kimisession.core.cost import cents, cost_of, price_of
+from kimisession.core.cost import UNPRICED, cents, cost_of, estimate_of, price_of
 from kimisession.core.ledger import Phase, Session, State
 from kimisession.core.lifecycle import Observation
+from kimisession.core.recovery import RECOVERABLE, useful
 from kimisession.node.policy import span
 
 #: Reasons as people say them.
 REASONS = {
     "idle": "idle",
     "never-used": "never used",
+    "done": "done",
     "hard-cap": "hard cap",
     "budget": "budget spent",
     "user": "stopped by you",
@@ -32,8 +34,11 @@ REASONS = {
     "launch-failed": "the launch failed",
     "unguarded": "nothing was guarding it",
     "vanished": "the machine vanished",
+    "preempted": "the cloud took the machine back",
+    "host-error": "the machine's host crashed",
+    "ghost": "it came up after it was proven gone",
 }
-EXPECTED = frozenset({"idle", "never-used", "hard-cap", "budget", "user"})
+EXPECTED = frozenset({"done", "idle", "never-used", "hard-cap", "budget", "user"})
 
 #: Ends that come next because nothing else does.
 _CAPS = {"hard-cap": "the hard cap", "budget": "the budget's end"}
@@ -181,7 +186,9 @@ def restarts_text(session: Session, now: datetime) -> str:
 
 
 def pretended(session: Session) -> str:
-    """A mark on every dollar of a session whose price is pretended."""
+    """A mark on every dollar of a session whose price is pretended, or not known."""
+    if session.request and session.request.price_ground == UNPRICED:
+        return " (not priced)"
     return " (pretended)" if session.request and session.request.pretended else ""
 
 
@@ -235,8 +242,45 @@ def summary(session: Session, seen: Observation, now: datetime) -> dict[str, Any
     }
 
 
-def receipt(session: Session, now: datetime) -> None:
-    """What it took, resource by resource."""
+def rented(session: Session) -> bool:
+    """Whether somebody else's machine was paid for."""
+    return session.request is not None and session.request.infra != "local"
+
+
+def receipt_data(session: Session, now: datetime) -> dict[str, object]:
+    """A receipt for --json."""
+    cost = cost_of(session, now)
+    return {
+        "session": session.id,
+        "name": session.name,
+        "state": session.state.value,
+        "reason": session.reason or None,
+        "stand_in": bool(session.request and session.request.stand_in),
+        "pretended": bool(session.request and session.request.pretended),
+        "usd": cost.usd,
+        "final": cost.final,
+        "unpriced": list(cost.unpriced),
+        "lines": [
+            {
+                "resource": line.resource.id,
+                "kind": line.resource.kind,
+                "began": line.resource.began,
+                "ended": line.resource.ended,
+                "seconds": line.seconds,
+                "usd_per_hour": line.resource.usd_per_hour,
+                "usd": line.usd,
+                "price_ground": line.resource.price_ground,
+            }
+            for line in cost.lines
+        ],
+    }
+
+
+def receipt(session: Session, now: datetime, chain: Sequence[Session] = ()) -> None:
+    """What it took, resource by resource; of a rented machine with the evidence. `chain`: itself and what it went on from."""
+    if show.SETTINGS.json:
+        show.as_json("receipt", receipt_data(session, now))
+        return
     cost, request, began, ended = cost_of(session, now), session.request, began_at(session), ended_at(session)
     heading = f"Receipt  {session.id}"
     show.out(
@@ -247,7 +291,8 @@ def receipt(session: Session, now: datetime) -> None:
     if began:
         rows.append(("began", show.moment(began, now)))
     if session.first_ready_at and began:
-        after = span(seconds_since(began, session.first_ready_at))
+        waited = seconds_since(began, session.first_ready_at)
+        after = f"{waited:.1f} s" if waited < 60 else span(waited)
         rows.append(("ready", f"{show.moment(session.first_ready_at, now)}, after {after}"))
     if ended:
         rows.append(("ended", f"{show.moment(ended, now)}: {why_text(session)}"))
@@ -259,8 +304,19 @@ def receipt(session: Session, now: datetime) -> None:
         usd = "no price known" if line.usd is None else cents(line.usd)
         price = "" if line.resource.usd_per_hour is None else f" x {cents(line.resource.usd_per_hour)}/h"
         took = f"{line.seconds:,.1f} s" + (f" ({span(float(line.seconds))})" if line.seconds >= 60 else "")
-        rows.append((line.resource.kind, f"{took}{price} = {usd}"))
+        evidence = f"\n{line.resource.evidence}" if rented(session) and line.resource.evidence else ""
+        rows.append((line.resource.kind, f"{took}{price} = {usd}{evidence}"))
+    rows.extend(("tried", f"{a.place}{': ' if a.place else ''}{a.why}") for a in session.attempts)
     rows.append(("total", f"{cents(cost.usd)}{pretended(session)}"))
+    estimate = estimate_of(session, now)
+    if estimate and rented(session):
+        agreed = f"{cents(estimate.usd)} for this time at the agreed price, {cents(estimate.worst_usd)} at the caps"
+        rows.append(("estimate", agreed))
+    took_all = useful(chain or (session,), now)
+    if took_all.usd_per_useful_hour is not None and (len(chain) > 1 or session.reason in RECOVERABLE):
+        machines = f"{took_all.sessions} {'machine' if took_all.sessions == 1 else 'machines'}"
+        hour = f"{cents(took_all.usd_per_useful_hour)} per useful hour: {cents(took_all.usd)} for {machines}"
+        rows.append(("useful", f"{hour}, ready for {span(float(took_all.ready_s))}"))
     if request:
         rows.append(("price from", request.price_ground))
     if cost.unpriced:

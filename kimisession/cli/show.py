@@ -5,7 +5,6 @@ every line is plain and whole. Nothing is said by colour alone: without it the s
 """
 
 import json
-import logging
 import os
 import shutil
 import sys
@@ -75,22 +74,21 @@ def columns(stream: TextIO) -> int:
         return 80
 
 
-class _Progress(logging.Handler):
-    """What engines tell while they launch."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:  # not even --quiet hides this
-            clear()
-            print(f"{paint('warning:', 'warn', sys.stderr)} {record.getMessage()}", file=sys.stderr, flush=True)
-            return
-        say(f"  | {record.getMessage()}")
-
-
 def follow_progress() -> None:
     """Show what engines tell while they launch, from now on."""
+    import logging  # --help is faster without it
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR:  # not even --quiet hides this
+                clear()
+                print(f"{paint('warning:', 'warn', sys.stderr)} {record.getMessage()}", file=sys.stderr, flush=True)
+            else:
+                say(f"  | {record.getMessage()}")
+
     progress = logging.getLogger("kimisession.progress")
     if not progress.handlers:
-        progress.addHandler(_Progress())
+        progress.addHandler(Telling())
         progress.setLevel(logging.INFO)
         progress.propagate = False
 

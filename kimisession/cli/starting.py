@@ -15,6 +15,7 @@ from typing import TypeVar
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller
 from kimisession.cli.planning import PlanOptions, fit_line, make_plan, price_elsewhere
+from kimisession.cli.recovering import elsewhere, find_lost, same_again
 from kimisession.cli.seeding import MADE_HERE, bucket_url
 from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
 from kimisession.controller import Controller
@@ -27,6 +28,7 @@ from kimisession.core.lifecycle import Observation
 from kimisession.core.node_steps import engine_python
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
 from kimisession.core.quote import Choices, Quote, make_quote
+from kimisession.core.recovery import under_the_same_caps
 from kimisession.engines.base import open_engine
 from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, KimiError, UsageMistake
 from kimisession.node.policy import span
@@ -66,6 +68,7 @@ class StartOptions:
     json: bool
     force_fit: bool = False
     unguarded: bool = False
+    recover: bool = False
 
 
 def run_start(options: StartOptions) -> None:
@@ -76,11 +79,17 @@ def run_start(options: StartOptions) -> None:
     open_engine(infra)  # refuse a place that does not exist before anything else is looked at
     controller = open_controller()
     try:
+        lost = find_lost(controller, name, options.typed) if options.recover else ()
+        if lost and lost[0].request:
+            options, infra = same_again(options, lost[0]), lost[0].request.infra
         resumed = controller.resume(name)
         if resumed is not None:
             _resume(controller, resumed, profile.name, options.json, options.typed)
             return
         quote = _quote(profile, options, name, infra, controller.ports_in_use())
+        if lost:
+            agreed = quote
+            quote = _checked(lambda: under_the_same_caps(agreed, lost, elsewhere(lost)), "--recover")
         fit = _check_plan(quote, options.force_fit)
         spec = controller.check(quote)
         _check_weights(quote)
@@ -214,13 +223,22 @@ def _check_plan(quote: Quote, force: bool) -> str | None:
 
 
 def _check_weights(quote: Quote) -> None:
-    """A bucket without a seal, or with a wrong byte, is refused before a machine exists."""
-    bucket = open_bucket(quote.choices.bucket_url)
+    """A bucket without a seal, or with a wrong byte, is refused before a machine exists. A folder of a Slurm cluster need not
+    be here: its login node was asked for it, and what lies there for an engine that reads it in place may have no seal."""
+    url = quote.choices.bucket_url
+    local = url.startswith("file://")
+    folder = Path(url.removeprefix("file://"))
+    on_cluster = quote.choices.infra == "slurm" and local
+    if on_cluster and not folder.exists():
+        return
+    bucket = open_bucket(url)
     try:
         manifest = read_seal(bucket)
-        local = quote.choices.bucket_url.startswith("file://")
         verify(bucket, manifest, deep=local and manifest.total_bytes <= READ_BACK_BYTES)
     except DoesNotFit as error:
+        if on_cluster and quote.profile.load == "in-place" and (folder / "config.json").exists():
+            show.say(f"{folder} has no seal: nobody has checked these weights")
+            return
         raise DoesNotFit(error.message, _seed_command(quote.profile.name)) from None
 
 
@@ -308,7 +326,7 @@ def _resume(controller: Controller, session: Session, profile: str, json: bool, 
 
 def _attended(controller: Controller, session: Session, launch: Callable[[], Session], json: bool) -> None:
     """Launch and follow to ready. Ctrl-C before that tears down; a second one leaves at once and says what is armed."""
-    with _answering_ctrl_c() as heard:
+    with answering_ctrl_c() as heard:
         try:
             session, seen = _follow_to_ready(controller, launch())
             if session.request and session.request.infra != "local":
@@ -321,7 +339,7 @@ def _attended(controller: Controller, session: Session, launch: Callable[[], Ses
 
 
 @contextmanager
-def _answering_ctrl_c() -> Iterator[list[int]]:
+def answering_ctrl_c() -> Iterator[list[int]]:
     """Answer the first Ctrl-C at once: what it begins may take a while. Yields the list of those heard."""
     heard: list[int] = []
 
@@ -380,7 +398,7 @@ def _interrupted(controller: Controller, session: Session, heard: list[int]) -> 
         raise Interrupted(f"detached: {session.name} runs on", f"kimisession stop {session.name}")
     try:
         if len(heard) < 2 and session.live:
-            show.say(f"tearing down {_what_exists(session)}")
+            show.say(f"tearing down {_ids(session)}, {cents(spent(session, utc_now()))} so far")
             session = controller.stop(session, "Ctrl-C", "user")
     except KeyboardInterrupt:
         session = controller.store.session(session.id)
@@ -390,18 +408,17 @@ def _interrupted(controller: Controller, session: Session, heard: list[int]) -> 
     raise Interrupted(f"session {session.name} was torn down; nothing is left")
 
 
-def _what_exists(session: Session) -> str:
-    ids = ", ".join(r.id for r in session.resources) or "what may exist of it"
-    return f"{ids}, {cents(spent(session, utc_now()))} so far"
+def _ids(session: Session) -> str:
+    return ", ".join(r.id for r in session.resources) or "what may exist of it"
 
 
 def _left_alone(session: Session, now: datetime) -> str:
     """What a second Ctrl-C leaves behind: the ids, what they cost, and what ends them if nobody does."""
     request = session.request
     moments = [at for at in (session.deadline, request.budget_at if request else None) if at]
-    price = f" at {cents(request.usd_per_hour)}/h" if request else ""
+    usd = f"{cents(spent(session, now))} so far" + (f" at {cents(request.usd_per_hour)}/h" if request else "")
     armed = f"; if nobody does, it ends by itself at {show.moment(min(moments), now)}" if moments else ""
-    return f"left while {_what_exists(session)}{price}, was being torn down{armed}"
+    return f"left while {_ids(session)} was being torn down: {usd}{armed}"
 
 
 def _ready(session: Session, seen: Observation, json: bool) -> None:

@@ -17,7 +17,7 @@ from kimisession.core.cost import cents
 from kimisession.core.inventory import Machine
 from kimisession.core.launch import label_value
 from kimisession.core.ledger import LaunchRequested, SessionRequested
-from kimisession.errors import Interrupted, LeakSuspected, UsageMistake
+from kimisession.errors import KimiError, LeakSuspected, UsageMistake
 from kimisession.paths import state_home
 from kimisession.store import NameTaken, Store, open_store
 
@@ -104,12 +104,8 @@ def _agree(look: Look, yes: bool) -> None:
         raise UsageMistake("there is nobody to ask whether to delete", "give -y to delete what is left over")
     names = ", ".join(f.resource.name for f in look.due[:5]) + (" ..." if len(look.due) > 5 else "")
     print(f"delete {len(look.due)} ({names})? [y/N] ", end="", file=sys.stderr, flush=True)
-    try:
-        answer = sys.stdin.readline().strip().lower()
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted: nothing was deleted") from None
-    if answer not in ("y", "yes"):
-        raise Interrupted("nothing was deleted")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise KimiError("nothing was deleted", "kimisession sweep")
 
 
 def _raise_if_left(look: Look, failed: tuple[Failure, ...], options: SweepOptions) -> None:

@@ -100,4 +100,4 @@ def _loud(session: Session) -> None:
 def _over(controller: Controller, session: Session) -> None:
     show.clear()
     receipt(controller.store.session(session.id), utc_now())
-    show.next_step("kimisession cost, kimisession start")
+    show.next_step("kimisession cost", "kimisession start")

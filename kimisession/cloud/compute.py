@@ -18,6 +18,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -52,6 +53,9 @@ PATIENCE_S = 60.0
 CALL_S = 30.0
 PAGE = 500  # the most that a list of Compute Engine returns at once (its documentation, maxResults)
 POLL_S = 2.0
+
+#: So many zones are asked at a time where they have to be asked one by one.
+AT_ONCE = 8
 
 #: With this the library begins what Google said.
 _CALL = re.compile(r"^(?:GET|POST|DELETE|PATCH|PUT) https?://\S+: ")
@@ -191,16 +195,16 @@ class Compute:
         at, silent = datetime.now(UTC), set[str]()
         wanted = f"labels.{key}={value}" if value else f"labels.{key}:*"
         found = self._aggregated("Instances", "instances", silent, filter=wanted)
-        machines = tuple(machine_of(item) for _, item in found)
+        machines = tuple(machine_of(item) for item in found)
         return Inventory(at, self.project, machines, unreachable=tuple(sorted(silent)))
 
     def everything(self) -> Inventory:
         """See Cloud."""
         at, silent = datetime.now(UTC), set[str]()
         # Disks before machines: one that is attached meanwhile looks used, never left over.
-        disks = tuple(_disk(item) for _, item in self._aggregated("Disks", "disks", silent))
-        addresses = tuple(_address(item) for _, item in self._aggregated("Addresses", "addresses", silent))
-        machines = tuple(machine_of(item) for _, item in self._aggregated("Instances", "instances", silent))
+        disks = tuple(_disk(item) for item in self._aggregated("Disks", "disks", silent))
+        addresses = tuple(_address(item) for item in self._aggregated("Addresses", "addresses", silent))
+        machines = tuple(machine_of(item) for item in self._aggregated("Instances", "instances", silent))
         return Inventory(at, self.project, machines, disks, addresses, tuple(sorted(silent)))
 
     def machine(self, zone: str, name: str) -> Machine | None:
@@ -225,7 +229,7 @@ class Compute:
         silent: set[str] = set()
         wanted = " OR ".join(f'(operationType = "{kind}")' for kind in _KINDS)
         listed = self._aggregated("GlobalOperations", "operations", silent, filter=wanted)
-        found = [operation_of(item) for _, item in listed]
+        found = [operation_of(item) for item in listed]
         if silent:
             raise Unconfirmed(
                 f"Compute Engine could not list the operations of {', '.join(sorted(silent))}", "try again in a minute"
@@ -394,15 +398,49 @@ class Compute:
             if not token:
                 return
 
-    def _aggregated(self, client: str, items: str, silent: set[str], **words: str) -> Iterator[tuple[str, Any]]:
-        """(zone, item) of all zones. Zones that did not answer are added to `silent`."""
-        for page in self._pages(client, "aggregated_list", f"list {items}", {"project": self.project, **words}):
-            silent.update(name.rpartition("/")[2] for name in page.unreachables)
+    def _aggregated(self, client: str, items: str, silent: set[str], **words: str) -> list[Any]:
+        """The items of all zones. Zones that did not answer are added to `silent`."""
+        request = {"project": self.project, **words}
+        try:
+            pages = list(self._pages(client, "aggregated_list", f"list {items}", request))
+        except Unconfirmed as error:
+            # One zone that cannot be reached may fail the list of all of them.
+            return self._one_by_one(client, items, silent, request, error)
+        found = []
+        for page in pages:
+            silent.update(_last(name) for name in page.unreachables)
             for place, scoped in page.items.items():
-                zone = place.rpartition("/")[2]
                 if scoped.warning.code == "UNREACHABLE":
-                    silent.add(zone)
-                yield from ((zone, item) for item in getattr(scoped, items))
+                    silent.add(_last(place))
+                found += getattr(scoped, items)
+        return found
+
+    def _one_by_one(
+        self, client: str, items: str, silent: set[str], request: Mapping[str, str], error: Unconfirmed
+    ) -> list[Any]:
+        """The same, each zone (for addresses each region) asked by itself. Raises `error` when none of them answers."""
+        room = "region" if client == "Addresses" else "zone"
+        alone = {"GlobalOperations": "ZoneOperations"}.get(client, client)
+        places = self._client(f"{room.capitalize()}s")
+        try:
+            names = [place.name for place in places.list(project=self.project, retry=None, timeout=CALL_S)]
+        except Exception:
+            raise error from None
+
+        def ask(name: str) -> list[Any] | None:
+            try:
+                pages = self._pages(alone, "list", f"list {items} in {name}", {**request, room: name})
+                return [item for page in pages for item in page.items]
+            except Unconfirmed:
+                return None
+
+        self._client(alone)  # made once, before the crew asks for it
+        with ThreadPoolExecutor(AT_ONCE) as crew:
+            answers = dict(zip(names, crew.map(ask, names), strict=True))
+        silent.update(name for name, answer in answers.items() if answer is None)
+        if silent >= set(names):
+            raise error
+        return [item for answer in answers.values() for item in answer or ()]
 
     def _gone_is_none(self, what: str, call: Callable[[], T]) -> T | None:
         try:

@@ -52,6 +52,9 @@ LOOK_AND_DELETE = (
     "compute.addresses.delete",
     "compute.zoneOperations.get",
     "compute.globalOperations.list",
+    "compute.zoneOperations.list",
+    "compute.zones.list",
+    "compute.regions.list",
 )
 
 #: `quota`.
@@ -81,6 +84,8 @@ REAPER = (
     "compute.addresses.list",
     "compute.addresses.delete",
     "compute.zoneOperations.get",
+    "compute.zones.list",
+    "compute.regions.list",
 )
 
 #: A session's machine deletes itself (kimisession/node/deadline.py) and reads the weights.

@@ -96,12 +96,13 @@ class Sweeper:
         asked: set[tuple[str, str, str]] = set()
         look = self.look()
         while look.due:
-            for finding in look.due:
-                thing = kind_of(finding.resource), finding.resource.name, finding.resource.zone
+            # One that is on its way out is not asked again; one that stays, whatever its deletion said, is.
+            round_ = [f for f in look.due if _thing(f) not in asked or not _is_stopping(f)]
+            for thing in (_thing(finding) for finding in round_):
                 if thing not in asked:
                     say("deleting {} {} in {}".format(*thing))
                     asked.add(thing)
-            failed = self.delete(look.due)
+            failed = self.delete(round_)
             if waited_s >= patience_s:
                 break
             pause_s = min(PAUSE_S, 1.0 + waited_s)
@@ -109,6 +110,14 @@ class Sweeper:
             waited_s += pause_s
             look = self.look()
         return look, failed if look.due else ()
+
+
+def _thing(finding: Finding) -> tuple[str, str, str]:
+    return kind_of(finding.resource), finding.resource.name, finding.resource.zone
+
+
+def _is_stopping(finding: Finding) -> bool:
+    return isinstance(finding.resource, Machine) and finding.resource.status == "STOPPING"
 
 
 def _is_machine(finding: Finding) -> bool:

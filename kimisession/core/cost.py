@@ -10,6 +10,9 @@ CENT = Decimal("0.01")
 
 #: The ground of a price that a person knows better than any list: it is never replaced by one.
 STATED = "stated by you with --price"
+
+#: The ground of a price that nobody here knows. The figure beside it, 0, is none: no line of a receipt is made with it.
+UNPRICED = "not priced"
 _MICROS_PER_HOUR = Decimal(3_600_000_000)
 
 
@@ -55,6 +58,25 @@ def cost_of(session: Session, now: datetime) -> Cost:
     unpriced = tuple(line.resource.id for line in lines if line.usd is None)
     final = session.confirmed is not None and not any(line.running for line in lines)
     return Cost(tuple(lines), total, unpriced, final)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the quote says of a session: its machine time at the agreed price, and the most that the caps allow."""
+
+    usd: Decimal
+    worst_usd: Decimal
+
+
+def estimate_of(session: Session, now: datetime) -> Estimate | None:
+    """Beside `cost_of`, which goes by what exists and its own prices. None when the agreement was lost or named no price."""
+    request = session.request
+    if request is None or session.deadline is None or request.price_ground == UNPRICED:
+        return None
+    machines = [r for r in session.resources if r.kind == "machine"]
+    usd = sum((price_of(request.usd_per_hour, r.began, r.ended or max(now, r.began)) for r in machines), Decimal(0))
+    ends_at = min(session.deadline, request.budget_at or session.deadline)
+    return Estimate(usd, price_of(request.usd_per_hour, request.at, ends_at))
 
 
 def cents(usd: Decimal) -> str:

@@ -125,13 +125,16 @@ class NodeLimits:
 class Placement:
     """What only rented machines need to be told. `longest_s`: no layer lets the machine live longer than this, `extend`
     or not; 0 means the deadline. `on_demand_fallback`: pay the full price where no spot machine is to be had. `unguarded`: a
-    person wants it although nothing outside of the machine watches over it. `zone`: only there, as `region/zone`."""
+    person wants it although nothing outside of the machine watches over it. `zone`: only there, a region or `region/zone`.
+    `memory_gib`: at least that much memory, for a machine without GPUs. `zones`: only there and in this order, `region/zone`."""
 
     longest_s: float = 0.0
     disk_gib: int = 0
     on_demand_fallback: bool = False
     unguarded: bool = False
     zone: str = ""
+    zones: tuple[str, ...] = ()
+    memory_gib: int = 0
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -148,7 +151,7 @@ class LaunchSpec:
     usd_per_hour: Decimal
     price_ground: str
     steps: tuple[Step, ...]
-    engine: EngineProcess
+    engine: EngineProcess | None  # None: the session is done when its steps are
     limits: NodeLimits
     ephemeral_disk: bool
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -159,7 +162,7 @@ class LaunchSpec:
         config = {
             "session": self.session_id,
             "steps": [asdict(step) for step in self.steps],
-            "engine": asdict(self.engine),
+            "engine": asdict(self.engine) if self.engine else None,
             "ephemeral_disk": self.ephemeral_disk,
             **asdict(self.limits),
         }

@@ -42,6 +42,7 @@ class SessionRequested(Event):
     engine_flags: str
     stand_in: bool  # no model is run
     pretended: bool  # the price is one that nobody bills
+    recovers: str = ""  # the id of the session whose caps it goes on under
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ class ResourceGone(Event):
 class LaunchFailed(Event):
     """The engine could not launch. What exists all the same is known by its own events."""
 
+    why: str
+
+
+@dataclass(frozen=True)
+class AttemptFailed(Event):
+    """A zone, or another place, did not give a machine. Nothing of it is billed unless a resource says so."""
+
+    place: str
     why: str
 
 
@@ -189,6 +198,7 @@ EVENTS: dict[str, type[Event]] = {
         ResourceCreated,
         ResourceGone,
         LaunchFailed,
+        AttemptFailed,
         PhaseBegan,
         PhaseEnded,
         Fact,
@@ -283,6 +293,7 @@ class Resource:
     usd_per_hour: Decimal | None
     price_ground: str
     ended: datetime | None = None
+    evidence: str = ""  # by what its end is known
 
 
 @dataclass(frozen=True)
@@ -312,6 +323,7 @@ class Session:
     deadline: datetime | None = None
     extending: datetime | None = None  # asked for, and nobody knows yet whether it came to be
     launch_failed: str = ""
+    attempts: tuple[AttemptFailed, ...] = ()
     teardown: TeardownRequested | None = None
     ended: EndedOnNode | None = None
     unconfirmed: str = ""
@@ -368,12 +380,18 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
             return session if event.resource in known else replace(session, resources=(*session.resources, resource))
         case ResourceGone():
             changed = tuple(
-                replace(r, ended=max(event.at, r.began)) if r.id == event.resource and r.ended is None else r
+                replace(r, ended=max(event.at, r.began), evidence=event.evidence)
+                if r.id == event.resource and r.ended is None
+                else r
                 for r in session.resources
             )
             return replace(session, resources=changed)
         case LaunchFailed(why=why):
             return replace(session, launch_failed=why)
+        case AttemptFailed():
+            told = {(a.place, a.why) for a in session.attempts}
+            again = (event.place, event.why) in told
+            return session if again else replace(session, attempts=(*session.attempts, event))
         case PhaseBegan(phase=name):
             known_phases = {p.name for p in session.phases}
             return (

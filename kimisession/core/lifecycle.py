@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from kimisession.core.cost import STATED
+from kimisession.core.cost import STATED, UNPRICED
 from kimisession.core.ledger import (
+    AttemptFailed,
     EndedOnNode,
     Event,
     Extended,
@@ -90,7 +91,8 @@ def news(session: Session, seen: Observation) -> list[Event]:
         if resource.id not in known:
             price, ground = resource.usd_per_hour, resource.price_ground or "not priced"
             if request and resource.kind == "machine" and (price is None or request.price_ground == STATED):
-                price, ground = request.usd_per_hour, request.price_ground
+                price = None if request.price_ground == UNPRICED else request.usd_per_hour
+                ground = request.price_ground
             events.append(ResourceCreated(resource.began, resource.id, resource.kind, price, ground))
     events.extend(_from_journal(session, seen))
     for resource in seen.resources:
@@ -134,15 +136,17 @@ def _still_launching(session: Session, seen: Observation, events: list[Event]) -
 
 
 def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[Event]:
-    told = {e.resource for e in events if isinstance(e, ResourceGone)}
+    closed = {e.resource for e in events if isinstance(e, ResourceGone)}
     for resource in session.resources:
-        if resource.ended is None and resource.id not in told:
+        if resource.ended is None and resource.id not in closed:
             yield ResourceGone(seen.at, resource.id, f"first seen gone: {seen.why}")
     if not session.resources and not seen.resources:
         if not session.launch_failed:
             yield LaunchFailed(seen.at, "nothing was created")
     elif not session.ended and not session.teardown and not any(isinstance(e, EndedOnNode) for e in events):
-        yield EndedOnNode(seen.at, "vanished", "the machine went away without a word", -1)
+        words = next((e.evidence for e in events if isinstance(e, ResourceGone)), "")
+        told = f"the machine went away without a word{'; ' + words if words else ''}"
+        yield EndedOnNode(seen.at, "vanished", told, -1)
     yield TeardownConfirmed(seen.at, seen.why)
 
 
@@ -151,6 +155,7 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:  # no
     began = {p.name for p in session.phases}
     ended = {p.name for p in session.phases if p.ended}
     facts = set(session.facts)
+    tried = {(a.place, a.why) for a in session.attempts}
     ready_run = session.run if session.ready_at else session.run - 1
     run, over, deadline = session.run, session.ended is not None, session.deadline
     loud = bool(session.unconfirmed) or not session.live
@@ -170,6 +175,9 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:  # no
             elif kind == "fact" and (fact := (str(line["name"]), str(line["value"]))) not in facts:
                 facts.add(fact)
                 yield Fact(at, *fact)
+            elif kind == "attempt" and (attempt := (str(line["place"]), str(line["why"]))) not in tried:
+                tried.add(attempt)
+                yield AttemptFailed(at, *attempt)
             elif kind == "ready" and int(line.get("run", 1)) > ready_run:
                 ready_run = int(line.get("run", 1))
                 yield Ready(at, ready_run)

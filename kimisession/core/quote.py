@@ -45,6 +45,7 @@ class Choices:
     sets: Mapping[str, FlagValue] = field(default_factory=dict)
     on_demand_fallback: bool = False
     unguarded: bool = False
+    zones: tuple[str, ...] = ()
 
 
 #: vLLM's documentation, "Loading models with Run:ai Model Streamer": each rank reads its share and they exchange them.
@@ -68,6 +69,7 @@ class Quote:
     latest: datetime
     budget_at: datetime | None
     worst_usd: Decimal
+    recovers: str = ""  # the session whose caps it goes on under
 
     @property
     def stand_in(self) -> bool:
@@ -184,6 +186,7 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
             disk_gib=profile.hardware.disk_gib,
             on_demand_fallback=choices.on_demand_fallback,
             unguarded=choices.unguarded,
+            zones=choices.zones,
             slurm=profile.slurm,
         ),
     )

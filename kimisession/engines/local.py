@@ -46,7 +46,7 @@ class LocalEngine:
 
     def check(self, spec: LaunchSpec) -> None:
         """Port free, devices there. Raises DoesNotFit."""
-        if not port_is_free(spec.engine.port):
+        if spec.engine and not port_is_free(spec.engine.port):
             raise DoesNotFit(
                 f"port {spec.engine.port} on 127.0.0.1 is in use",
                 "choose another with --port, or leave --port out",
@@ -150,20 +150,19 @@ class LocalEngine:
         if run is not None and old.exists():
             yield from old.read_text(encoding="utf-8", errors="replace").splitlines()
             return
-        for step in sorted(machine.run.glob("step-*.log")):
-            yield from step.read_text(encoding="utf-8", errors="replace").splitlines()
-        offset = 0
+        offsets: dict[Path, int] = {}
         while True:
             over = machine.gone is not None or not machine.record
-            try:
-                with (machine.run / "engine.log").open("rb") as file:
-                    file.seek(offset)
-                    data = file.read()
-            except OSError:
-                data = b""
-            end = len(data) if over else data.rfind(b"\n") + 1
-            offset += end
-            yield from data[:end].decode("utf-8", "replace").splitlines()
+            for path in (*sorted(machine.run.glob("step-*.log")), machine.run / "engine.log"):
+                try:
+                    with path.open("rb") as file:
+                        file.seek(offsets.get(path, 0))
+                        data = file.read()
+                except OSError:
+                    data = b""
+                end = len(data) if over else data.rfind(b"\n") + 1
+                offsets[path] = offsets.get(path, 0) + end
+                yield from data[:end].decode("utf-8", "replace").splitlines()
             if not follow or over:
                 return
             time.sleep(0.2)

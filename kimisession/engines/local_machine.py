@@ -158,7 +158,7 @@ class Machine:
         """Leave a tombstone where no machine is, so that a launch that is still on its way finds it and makes none."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A command may have died while it laid the folder out: no key and no disk stays behind.
-        for secret in ("api_key", "webhook"):
+        for secret in ("api_key", "webhook", "hf_token"):
             (self.folder / secret).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "disk", ignore_errors=True)
         now = datetime.now(UTC).isoformat()
@@ -201,7 +201,7 @@ class Machine:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             job.release_disk(self.folder, config.load(self.folder))
         job.release_scratch(self.folder)
-        for secret in ("api_key", "webhook"):
+        for secret in ("api_key", "webhook", "hf_token"):
             (self.folder / secret).unlink(missing_ok=True)
         # No process of it is left; what remains to be written takes no machine time.
         write_json(

@@ -2,7 +2,8 @@
 
 spec.json      what the keeper is told        api_key   and other secrets, mode 0600
 control/       requests to the keeper         run/      journal, logs, locks
-disk/          the session's disk             lib/      the copy of kimisession.node that runs there
+disk/          the session's disk             lib/      the copy of kimisession.node that runs there; the whole package
+                                                        where there is no engine: a seeding runs it
 scripts/       the hooks, where a step of the session calls them
 """
 
@@ -26,10 +27,8 @@ def lay_out(folder: Path, spec: LaunchSpec, secrets: Mapping[str, str]) -> None:
     """Fill `folder`, which exists. Repeatable. Each secret is a file that this user alone can read. Raises OSError."""
     for name in ("control", "run", "disk"):
         (folder / name).mkdir(exist_ok=True)
-    package = folder / "lib" / "kimisession"
-    shutil.copytree(
-        _PACKAGE / "node", package / "node", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package, part = folder / "lib" / "kimisession", "node" if spec.engine else "."
+    shutil.copytree(_PACKAGE / part, package / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "__init__.py").touch()
     if any(arg.startswith("@{machine}/scripts/") for step in spec.steps for arg in step.argv):
         shutil.copytree(shipped("scripts"), folder / "scripts", dirs_exist_ok=True)

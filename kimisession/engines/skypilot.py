@@ -70,6 +70,9 @@ SETTLE_S = 5.0
 #: On GCP: a keeper that ends in order, a deletion that takes its minutes, and two empty lists a minute apart.
 CONFIRM_WITHIN_S = {"gcp": 600.0}
 
+#: Of each log, this much is kept here once a session is ending.
+KEPT_BYTES = 20_000
+
 #: So many times longer when the launch could not even be cancelled.
 LOST = 6
 
@@ -217,10 +220,15 @@ class SkyPilotEngine:
         commands = (
             f"cat {machine}/run/layers.json 2>/dev/null",
             f"tail -c +{offset + 1} {machine}/run/journal.jsonl 2>/dev/null",
+            # Once it is ending, what people will ask for when the machine is no longer there to be asked.
+            f'grep -q \'"kind":"end\' {machine}/run/journal.jsonl 2>/dev/null &&'
+            f" tail -q -c {KEPT_BYTES} {machine}/run/step-*.log {machine}/run/engine.log 2>/dev/null",
         )
         sight = self.place.look(session_id, commands)
         launching = not sight.present and self._launching(session_id, bool(lines or any(sight.files[1:])))
-        layers_text, news = (*sight.files, "", "")[:2]
+        layers_text, news, last = (*sight.files, "", "", "")[:3]
+        if last:
+            self._keep_log(session_id, last)
         whole = news.rfind("\n") + 1
         lines = [*lines, *_lines(news[:whole])]
         self._journals[session_id] = (offset + len(news[:whole].encode()), lines)
@@ -238,6 +246,12 @@ class SkyPilotEngine:
             bool(sight.present) and self._unguarded(sight, lines, keeper, now),
             open_endpoint(self._folder(session_id)) if sight.present else "",
         )
+
+    def _keep_log(self, session_id: str, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk keeps no log
+            folder = self._folder(session_id)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / "last.log").write_text(text, encoding="utf-8")
 
     @staticmethod
     def _keeper(lines: list[dict[str, Any]], now: datetime) -> Layer:
@@ -279,7 +293,18 @@ class SkyPilotEngine:
         return self.place.find()
 
     def logs(self, session_id: str, follow: bool, run: int | None = None) -> Iterator[str]:
-        """Steps first, then the engine; on Slurm they stay after the end."""
+        """Steps first, then the engine. On Slurm they stay after the end; of a machine that is gone what was read as it
+        ended, as far as somebody looked then."""
+        told = False
+        with contextlib.suppress(KimiError):
+            for line in self._logs_there(session_id, follow, run):
+                told = True
+                yield line
+        kept = self._folder(session_id) / "last.log"
+        if not told and kept.exists():
+            yield from kept.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    def _logs_there(self, session_id: str, follow: bool, run: int | None) -> Iterator[str]:
         there = self._desk(session_id)
         run_folder = f"{FOLDER}/{session_id}/run"
         if run is not None:
@@ -290,7 +315,7 @@ class SkyPilotEngine:
             yield from there.follow(f"{script} cat {run_folder}/engine.log 2>/dev/null")
             return
         yield from there.follow(
-            f"{script} tail -n +1 -F {run_folder}/engine.log 2>/dev/null & tail=$!\n"
+            f"tail -q -n +1 -F {run_folder}/step-*.log {run_folder}/engine.log 2>/dev/null & tail=$!\n"
             f'until grep -q \'"kind":"closed"\' {run_folder}/journal.jsonl 2>/dev/null || ! kill -0 $PPID; do sleep 1\n'
             "done; sleep 1; kill $tail"
         )

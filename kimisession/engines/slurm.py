@@ -18,6 +18,7 @@ from kimisession.engines.base import Found
 from kimisession.engines.place import Sight
 from kimisession.engines.remote import OPTIONS, Remote
 from kimisession.errors import DoesNotFit, EngineFailed, Unconfirmed, UsageMistake
+from kimisession.node.manifest import SEAL
 
 #: SkyPilot's list of clusters.
 CONFIG = Path("~/.slurm/config")
@@ -100,6 +101,18 @@ class SlurmPlace:
         if wanted and wanted not in known:
             raise DoesNotFit(
                 f"{self.config} has no cluster {wanted!r}; it has {', '.join(known)}", "mend slurm.cluster"
+            )
+        cluster = wanted or known[0]
+        wanted_file = _weights_file(spec)
+        script = f"[ -z {wanted_file} ] || [ -e {wanted_file} ] || echo missing"
+        try:
+            missing = "missing" in self.login(cluster).run(script)
+        except Unconfirmed as error:
+            raise DoesNotFit(error.message, f"try: ssh -F {self.config} {cluster} true") from None
+        if missing:
+            raise DoesNotFit(
+                f"{cluster} has no {wanted_file}: the weights are not there",
+                "say with --bucket file:///FOLDER where the cluster's machines find them",
             )
 
     def after_launch(self, session_id: str) -> None:
@@ -220,6 +233,17 @@ class SlurmPlace:
         change = f"scontrol update JobId={job.id} {field}={shlex.quote(value)}"
         told, mark, _ = self.login(job.cluster).run(f"{change} 2>&1 || echo {_MARK}").partition(_MARK)
         return " ".join(told.split()) or "it does not say why" if mark else ""
+
+
+def _weights_file(spec: LaunchSpec) -> str:
+    """A file, as a shell word, that says that the weights are where the job will look for them: the seal of a folder that is
+    copied, the configuration of a model that is read in place."""
+    pulled = [arg for step in spec.steps for arg in step.argv if arg.startswith("file://")]
+    if pulled:
+        return shlex.quote(f"{pulled[0].removeprefix('file://')}/{SEAL}")
+    argv = spec.engine.argv if spec.engine else ()
+    model = argv[argv.index("--model") + 1] if "--model" in argv else ""
+    return shlex.quote(f"{model}/config.json" if model.startswith("/") else "")
 
 
 def _remembered(cluster: str, text: str) -> list[SlurmJob]:

@@ -47,7 +47,7 @@ machine={machine}
 node_python=$(command -v python3)
 end() {{
 {first}
-  rm -rf "$machine/lib" "$machine/api_key" "$machine/webhook"{release}
+  rm -rf "$machine/lib" "$machine/api_key" "$machine/webhook" "$machine/hf_token"{release}
 {end}
   exit "$1"
 }}
@@ -141,6 +141,12 @@ def _resources(spec: LaunchSpec, infra: str, spot: bool) -> dict[str, Any]:
     resources["labels"] = dict(spec.labels)
     if infra == "gcp":
         resources["use_spot"] = spot
+        if spec.placement.zone:
+            resources["infra"] = f"gcp/{spec.placement.zone}"
+        if spec.placement.zones:
+            resources["ordered"] = [{"infra": f"gcp/{zone}"} for zone in spec.placement.zones]
+    if spec.placement.memory_gib:
+        resources["memory"] = f"{spec.placement.memory_gib}+"
     if spec.placement.disk_gib:
         resources["disk_size"] = spec.placement.disk_gib
     return resources

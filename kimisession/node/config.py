@@ -41,7 +41,7 @@ class Config:
 
     session: str
     steps: tuple[Step, ...]
-    engine: EngineProcess
+    engine: EngineProcess | None  # None: the session is done when its steps are
     hard_cap_utc: float
     duration_s: float
     budget_utc: float | None
@@ -65,7 +65,9 @@ def from_json(text: str) -> Config:
     raw: dict[str, Any] = json.loads(text)
     steps = tuple(Step(s["name"], tuple(s["argv"]), tuple(s.get("after", ()))) for s in raw.pop("steps"))
     e = raw.pop("engine")
-    engine = EngineProcess(e["kind"], tuple(e["argv"]), dict(e["env"]), int(e["port"]), e["served_name"])
+    engine = None
+    if e is not None:
+        engine = EngineProcess(e["kind"], tuple(e["argv"]), dict(e["env"]), int(e["port"]), e["served_name"])
     return Config(steps=steps, engine=engine, **raw)
 
 

@@ -34,9 +34,12 @@ class Journal:
         record = {"at": utc_now(), "kind": kind, "by": self.source, **fields}
         line = json.dumps(record, separators=(",", ":"), default=str) + "\n"
         try:
-            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, line.encode())
+                # After a line that a full disk tore, by whichever process, this one begins anew: only one is lost.
+                size = os.fstat(fd).st_size
+                torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+                os.write(fd, (b"\n" if torn else b"") + line.encode())
             finally:
                 os.close(fd)
         except OSError:

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable
 
-from kimisession.node import asking, leash
+from kimisession.node import asking, leash, preemption
 from kimisession.node.config import Config, fill, load
 from kimisession.node.job import write_pid
 from kimisession.node.journal import Journal
@@ -118,7 +118,7 @@ class Keeper:
         self.wrapper = wrapper
         self.journal = Journal(machine / "run" / "journal.jsonl", "keeper", echo=True)
         self.wake = threading.Event()
-        self.reader = log_reader(config.engine.kind)
+        self.reader = log_reader(config.engine.kind) if config.engine else None
         self.key = (machine / "api_key").read_text(encoding="ascii").strip()
         now = boot_clock()
         self.limits = self._limits(now)
@@ -136,11 +136,14 @@ class Keeper:
         self.extended = ""
         self.began: dict[str, float] = {}
         self.run_number = 1
-        self.argv = config.engine.argv
+        self.argv = config.engine.argv if config.engine else ()
         self.argv_before: tuple[str, ...] | None = None  # to go back to while a restart has not come up
         self.argv_undo: tuple[str, ...] | None = None  # what ran before what runs
         self.restart_asked = ""
         self.webhook: asking.Background[None] = asking.Background()
+        self.on_google = preemption.on_google()
+        self.notice: asking.Background[bool] = asking.Background()
+        self.next_notice = now
 
     def _limits(self, now: float) -> Limits:
         """Moments come onto the clock that never steps once, here; the duration bounds a wrong wall clock."""
@@ -164,9 +167,12 @@ class Keeper:
     def run(self) -> int:
         """Until the policy ends it. Returns the exit code."""
         self.journal.write("started", session=self.config.session, pid=os.getpid())
+        for step in self.config.steps:  # there from the beginning, for whoever follows the logs
+            with contextlib.suppress(OSError):
+                (self.machine / "run" / f"step-{step.name}.log").touch(0o600)
         while True:
             now = boot_clock()
-            for observe in (self._control, self._terminals, self._setup, self._engine, self._traffic):
+            for observe in (self._control, self._preemption, self._terminals, self._setup, self._engine, self._traffic):
                 try:
                     observe(now)
                 except Exception as error:
@@ -219,6 +225,34 @@ class Keeper:
             self.argv_before = self.argv
             self._restart(tuple(again["argv"]), str(again["flags"]))
 
+    def _preemption(self, now: float) -> None:
+        """Wait for the cloud's notice, in a thread that wakes the loop."""
+        if not self.on_google or self.seen.preempted_at is not None:
+            return
+        answer = self.notice.take()
+        if answer is not None and answer[0]:
+            self.seen = replace(self.seen, preempted_at=now)
+        elif answer is not None and answer[1] is not None:
+            self.next_notice = now + preemption.PAUSE_S
+        if not self.notice.asking and now >= self.next_notice:
+            self.notice.ask(self._wait_for_notice)
+
+    def _wait_for_notice(self) -> bool:
+        told = preemption.wait_for_notice()
+        if told:
+            self.wake.set()
+        return told
+
+    def _was_preempted(self, decision: Decision) -> bool:
+        """Whether the signal that ends it came because the cloud takes the machine back: its shutdown may be quicker than
+        the notice."""
+        if not self.on_google or decision.reason is not Reason.USER or not self.seen.stop_by.startswith("SIG"):
+            return False
+        try:
+            return preemption.is_preempted()
+        except OSError:
+            return False
+
     def _read_control(self, name: str) -> dict[str, Any] | None:
         try:
             found = json.loads((self.machine / "control" / name).read_text(encoding="utf-8"))
@@ -240,7 +274,7 @@ class Keeper:
 
     def _setup(self, now: float) -> None:
         """Run the steps, each when those before it are done, side by side where nothing orders them."""
-        if self.engine is not None or self.seen.failed_step is not None:
+        if self.engine is not None or self.seen.failed_step is not None or self.seen.done_at is not None:
             return
         for name, task in self.tasks.items():
             if name in self.done:
@@ -265,13 +299,16 @@ class Keeper:
                 self._phase_begins(step.name, now)
                 log = self.machine / "run" / f"step-{step.name}.log"
                 self.tasks[step.name] = Task(step.name, fill(step.argv, values), dict(os.environ), log)
-        if len(self.done) == len(self.config.steps):
+        if len(self.done) == len(self.config.steps) and self.config.engine is None:
+            self.seen = replace(self.seen, done_at=now)
+        elif len(self.done) == len(self.config.steps):
             try:
                 self._start_engine(now)
             except OSError as error:  # a full disk, say: trying again each tick would look like progress
                 self.seen = replace(self.seen, failed_step=f"engine: it could not be started: {error}")
 
     def _start_engine(self, now: float) -> None:
+        assert self.config.engine is not None
         env = {**os.environ, **self.config.engine.env, "VLLM_API_KEY": self.key}
         self._phase_begins("boot", now)
         self.engine = Task("engine", fill(self.argv, self._values()), env, self.machine / "run" / "engine.log")
@@ -290,6 +327,7 @@ class Keeper:
         log = self.machine / "run" / "engine.log"
         with contextlib.suppress(OSError):
             log.rename(log.with_name(f"engine-{self.run_number - 1}.log"))
+        assert self.config.engine is not None
         self.argv, self.counters, self.reader = argv, None, log_reader(self.config.engine.kind)
         self.probe, self.scrape = asking.Background(), asking.Background()
         now = boot_clock()
@@ -308,14 +346,15 @@ class Keeper:
         """To the arguments from before a restart that did not come up: the warm machine is not lost for it. Once."""
         before, self.argv_before = self.argv_before, None
         self.journal.write("warn", reason="restart", text=f"{why}; going back")
-        self._restart(before or self.config.engine.argv, "as before")
+        first = self.config.engine.argv if self.config.engine else ()
+        self._restart(before or first, "as before")
 
     def _values(self) -> dict[str, str]:
         return {
             "machine": str(self.machine),
             "disk": str(self.machine / "disk"),
             "python": sys.executable,
-            "port": str(self.config.engine.port),
+            "port": str(self.config.engine.port if self.config.engine else 0),
         }
 
     def _step_line(self, task: Task, line: str) -> None:
@@ -329,7 +368,8 @@ class Keeper:
 
     def _engine(self, now: float) -> None:
         """Follow the engine's log through its phases, and take one completion as readiness."""
-        if self.engine is None or self.seen.engine_exit is not None:
+        engine = self.config.engine
+        if self.engine is None or engine is None or self.reader is None or self.seen.engine_exit is not None:
             return
         for line in self.engine.lines():
             if self.seen.ready_at is None:
@@ -344,7 +384,7 @@ class Keeper:
         self.seen = replace(self.seen, engine_exit=code)
         if self.seen.engine_exit is not None or self.seen.ready_at is not None:
             return
-        port, engine = self.config.engine.port, self.config.engine
+        port = engine.port
         answer = self.probe.take()
         if answer is not None and answer[0] is not None:
             tokens, self.counters = answer[0]
@@ -382,7 +422,8 @@ class Keeper:
 
     def _traffic(self, now: float) -> None:
         """Read the counters. A scrape that failed, or has not come back, leaves traffic unknown."""
-        if self.seen.ready_at is None or self.seen.engine_exit is not None:
+        engine = self.config.engine
+        if engine is None or self.seen.ready_at is None or self.seen.engine_exit is not None:
             return
         answer = self.scrape.take()
         if answer is not None:
@@ -395,7 +436,7 @@ class Keeper:
             self.seen = replace(self.seen, activity=Activity.UNKNOWN)
         if now >= self.next_scrape and not self.scrape.asking:
             self.next_scrape = now + self.config.scrape_s
-            engine, timeout = self.config.engine, max(2.0, self.config.scrape_s)
+            timeout = max(2.0, self.config.scrape_s)
             self.scrape.ask(lambda: asking.scrape(engine.kind, engine.port, self.key, timeout))
 
     def _counted(self, new: Counters, now: float) -> None:
@@ -472,6 +513,9 @@ class Keeper:
 
     def _end(self, decision: Decision) -> int:
         """End the engine in order, then by force, then say so. The heartbeat goes on meanwhile."""
+        if self._was_preempted(decision):
+            self.seen = replace(self.seen, preempted_at=boot_clock(), stop_at=None)
+            decision, self.stop_reason = decide(self.seen, self.limits, boot_clock()), ""
         reason = self.stop_reason or decision.reason.value
         self.journal.write("ending", reason=reason, evidence=decision.evidence)
         self._tell_outside(f"session {self.config.session} is ending ({reason}): {decision.evidence}")

@@ -128,20 +128,27 @@ _SGLANG_ROWS = (
     _Row("boot", r"server_args="),
     _Row("boot", r"Init parallel begin\."),
     _Row("load", r"Load weight begin\."),
-    _Row("load", r"Loading \S+ checkpoint shards:.*?\| (?P<done>\d+)/(?P<total>\d+) ", unit="shards"),
+    _Row(
+        "load",
+        r"(?:Loading \S+ checkpoint shards|Multi-thread loading shards):.*?\| (?P<done>\d+)/(?P<total>\d+) ",
+        unit="shards",
+    ),
+    # KT-Kernel's, a layer at a time: where host memory ends, this says at which.
+    _Row("load", r"(?:\[NativeMoEWrapper Layer |TP MOE layer )(?P<layer>\d+)\b"),
     _Row("load", r"Load weight end\. elapsed=(?P<load_s>[\d.]+) s, .*\bmem usage=(?P<weights_gib>[\d.]+) GB"),
     _Row(
         "memory",
-        r"KV Cache is allocated\. dtype: \S+, #tokens: (?P<kv_tokens>\d+)"
+        r"KV Cache is allocated\.(?: dtype: \S+,)? #tokens: (?P<kv_tokens>\d+)"
         r"(?:, KV size: (?P<kv_gib>[\d.]+) GB)?",
     ),
     _Row("memory", r"Memory pool end\."),
-    _Row("graphs", r"Capture [\w ]+ CUDA graph begin\."),
+    # The fork that KT-Kernel 0.7.2 pins says "cuda graph" (on a CPU "cpu graph") and "Time elapsed: ".
+    _Row("graphs", r"Capture (?:[\w ]+ )?(?:CUDA|cuda|cpu) graph begin\b"),
     _Row("graphs", r"Capturing batches [^:]*:\s+\d+%\|.*?\| (?P<done>\d+)/(?P<total>\d+) ", unit="graphs"),
     _Row(
         "graphs",
-        r"Capture [\w ]+ CUDA graph end\.(?: bs=\[[^\]]*\],)? elapsed=(?P<graphs_s>[\d.]+) s, "
-        r"mem usage=(?P<graphs_gib>-?[\d.]+) GB",
+        r"Capture (?:[\w ]+ )?(?:CUDA|cuda|cpu) graph end\.(?: bs=\[[^\]]*\],)?"
+        r" (?:elapsed=|Time elapsed: )(?P<graphs_s>[\d.]+) s[,.] mem usage=(?P<graphs_gib>-?[\d.]+) GB",
     ),
     _Row("serve", r"max_total_num_tokens=(?P<kv_tokens>\d+), .*\bcontext_len=(?P<max_model_len>\d+)"),
     _Row("serve", r"(?:Started server process|Waiting for application startup|Application startup complete)"),
@@ -200,7 +207,8 @@ class VllmLog(_TableLog):
 
 
 class SglangLog(_TableLog):
-    """SGLang's log, in the wording of 0.5.23's wheel; not yet held against a recorded run."""
+    """SGLang's log, in the wording of the wheels of 0.5.23 and of KT-Kernel's fork 0.7.2, held against what others
+    recorded (tests/fixtures/logs/sglang-*.log)."""
 
     rows = _SGLANG_ROWS
     # "[2026-02-11 10:00:00 TP0] "; uvicorn's own lines say "INFO:     ".

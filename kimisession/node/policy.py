@@ -36,6 +36,8 @@ class Reason(str, Enum):
     """Why a session ends. The keeper's exit code for each is in `EXIT_CODES`."""
 
     USER = "user"
+    PREEMPTED = "preempted"
+    DONE = "done"
     HARD_CAP = "hard-cap"
     BUDGET = "budget"
     SETUP_FAILED = "setup-failed"
@@ -54,6 +56,8 @@ EXIT_CODES = {
     Reason.UNUSED: 11,
     Reason.HARD_CAP: 12,
     Reason.BUDGET: 13,
+    Reason.PREEMPTED: 14,
+    Reason.DONE: 15,
     Reason.SETUP_FAILED: 20,
     Reason.ENGINE_DEAD: 21,
     Reason.NEVER_READY: 22,
@@ -86,6 +90,7 @@ class Seen:
     phase: str = "boot"
     run_at: float | None = None  # this start of the engine, when it is not the first
     ready_at: float | None = None  # one completion came back
+    done_at: float | None = None  # the last step ended well, and there is no engine to start
     failed_step: str | None = None  # "weights: checksum of ... is wrong"
     engine_exit: int | None = None
     activity: Activity = Activity.UNKNOWN
@@ -97,6 +102,7 @@ class Seen:
     last_request: str = ""  # time of day, for people
     stop_at: float | None = None
     stop_by: str = ""
+    preempted_at: float | None = None  # the cloud said that it takes the machine back
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,10 @@ class Decision:
     look_again_at: float
 
 
+def _requests(count: int) -> str:
+    return f"{count} request" if count == 1 else f"{count} requests"
+
+
 def span(seconds: float) -> str:
     """Seconds as people say them: 41s, 7m, 7m 30s, 2h, 2h 05m."""
     whole = max(0, round(seconds))
@@ -133,6 +143,19 @@ def span(seconds: float) -> str:
 def user(seen: Seen, limits: Limits, now: float) -> Due | None:
     """A person, or a signal, asked."""
     return None if seen.stop_at is None else Due(seen.stop_at, f"stop asked by {seen.stop_by}")
+
+
+def preempted(seen: Seen, limits: Limits, now: float) -> Due | None:
+    """The cloud takes the machine back within seconds: end in order what can be ended."""
+    if seen.preempted_at is None:
+        return None
+    lost = f", {_requests(seen.running)} running" if seen.running else ""
+    return Due(seen.preempted_at, f"the cloud takes this spot machine back, in phase {seen.phase}{lost}")
+
+
+def done(seen: Seen, limits: Limits, now: float) -> Due | None:
+    """A session without an engine, such as a seeding, is over when its steps are."""
+    return None if seen.done_at is None else Due(seen.done_at, "every step ended well, and there is no engine to run")
 
 
 def hard_cap(seen: Seen, limits: Limits, now: float) -> Due | None:
@@ -177,7 +200,7 @@ def stalled(seen: Seen, limits: Limits, now: float) -> Due | None:
     """A hung engine looks busy: requests run, but no token comes."""
     if seen.ready_at is None or seen.activity is not Activity.BUSY or not seen.running:
         return None
-    text = f"{seen.running} requests running, no token for {span(now - seen.tokens_at)} of {span(limits.stall_s)}"
+    text = f"{_requests(seen.running)} running, no token for {span(now - seen.tokens_at)} of {span(limits.stall_s)}"
     return Due(seen.tokens_at + limits.stall_s, text)
 
 
@@ -211,6 +234,8 @@ Rule = Callable[[Seen, Limits, float], Optional[Due]]
 #: The first whose moment has come wins. People before clocks, clocks before guesses.
 RULES: tuple[tuple[Reason, Rule], ...] = (
     (Reason.USER, user),
+    (Reason.PREEMPTED, preempted),
+    (Reason.DONE, done),
     (Reason.HARD_CAP, hard_cap),
     (Reason.BUDGET, over_budget),
     (Reason.SETUP_FAILED, setup_failed),

@@ -99,9 +99,10 @@ def _vllm(page: _Page) -> Counters:
 
 
 def _sglang(page: _Page) -> Counters:
-    """Names as in sglang/srt/observability/metrics_collector.py of 0.5.23 (--enable-metrics); not yet held against
-    a recorded page. Its generation_tokens_total moves only when a request ends, so a long answer would look stalled:
-    realtime_tokens_total moves while tokens come. Counters that never counted are not on its page.
+    """Names as in sglang/srt/observability/metrics_collector.py of 0.5.23 and of KT-Kernel's fork 0.7.2
+    (--enable-metrics); not yet held against a recorded page. Its generation_tokens_total moves only when a request ends,
+    so a long answer would look stalled: realtime_tokens_total moves while tokens come. Counters that never counted are
+    not on its page.
     """
     running, waiting, tokens = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:realtime_tokens_total"
     page.need(running, waiting)

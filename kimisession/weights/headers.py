@@ -64,9 +64,9 @@ def read_model(
     """
     folder = Path(text).expanduser()
     if text.startswith((".", "/", "~")) or folder.is_dir():
-        return read_folder(folder)
+        return read_folder(folder, cache=cache, now=now)
     name, _, asked = text.partition("@")
-    kept_at = (cache or cache_home()) / "models" / f"{re.sub(r'[^A-Za-z0-9._-]', '--', text)}.json"
+    kept_at = _place(text, cache)
     kept = _kept(kept_at, now())
     if kept is not None and (is_commit(asked) or kept.age_s < FRESH_S):
         return kept
@@ -83,18 +83,41 @@ def read_model(
     return read
 
 
-def read_folder(folder: Path) -> ReadModel:
-    """The model in a local folder."""
+def kept_card(text: str, cache: Path | None = None) -> ModelCard | None:
+    """The card that an earlier reading of this model left, whatever its age, or that of a folder on this machine; None
+    where there is neither. Asks nobody."""
+    try:
+        if Path(text).is_dir():
+            return read_folder(Path(text), cache=cache).card
+        kept = _kept(_place(text, cache), 0.0)
+    except (BadSource, OSError):
+        return None
+    return kept.card if kept else None
+
+
+def _place(text: str, cache: Path | None) -> Path:
+    return (cache or cache_home()) / "models" / f"{re.sub(r'[^A-Za-z0-9._-]', '--', text)}.json"
+
+
+def read_folder(folder: Path, *, cache: Path | None = None, now: Callable[[], float] = time.time) -> ReadModel:
+    """The model in a local folder. Kept until a file there has another size or time."""
     if not folder.is_dir():
         raise BadSource(f"there is no folder {folder}", "name a folder with a model, or owner/name for one on the hub")
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     listed = [SourceFile(path.name, path.stat().st_size, None) for path in paths]
+    state = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    kept_at = _place(str(folder.resolve()), cache)
+    kept = _kept(kept_at, now(), state)
+    if kept is not None:
+        return kept
 
     def beginning(file: SourceFile, length: int) -> bytes:
         with (folder / file.path).open("rb") as opened:
             return opened.read(length)
 
-    return _read(str(folder), listed, beginning, "")
+    read = _read(str(folder), listed, beginning, "")
+    _keep(kept_at, read, now(), state)
+    return read
 
 
 def _read(name: str, listed: Sequence[SourceFile], beginning: Beginning, revision: str) -> ReadModel:
@@ -167,12 +190,12 @@ def _shards(listed: Sequence[SourceFile]) -> list[SourceFile]:
     return numbered or found
 
 
-def _keep(path: Path, read: ReadModel, now: float) -> None:
-    """Write what was read; a cache that cannot be written is no error."""
+def _keep(path: Path, read: ReadModel, now: float, state: Any = None) -> None:
+    """Write what was read, and of which state of a folder; a cache that cannot be written is no error."""
     card = {field.name: getattr(read.card, field.name) for field in fields(read.card)}
     card["vision"] = asdict(read.card.vision) if read.card.vision else None
     card["counted"] = asdict(read.card.counted) if read.card.counted else None
-    content = {**{f.name: getattr(read, f.name) for f in fields(read)}, "card": card, "read_at": now}
+    content = {**{f.name: getattr(read, f.name) for f in fields(read)}, "card": card, "read_at": now, "state": state}
     temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,19 +205,16 @@ def _keep(path: Path, read: ReadModel, now: float) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _kept(path: Path, now: float) -> ReadModel | None:
-    """What an earlier reading left; None where there is none, or it is from another version of this program."""
+def _kept(path: Path, now: float, state: Any = None) -> ReadModel | None:
+    """What an earlier reading left; None where there is none, it is of another state, or of another version of this."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return ReadModel(
-            **{**_without(raw, "read_at"), "card": _card(raw["card"]), "age_s": max(0.0, now - raw["read_at"])}
-        )
+        read_at, of = raw.pop("read_at"), raw.pop("state")
+        if of != state:
+            return None
+        return ReadModel(**{**raw, "card": _card(raw["card"]), "age_s": max(0.0, now - read_at)})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _without(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in raw.items() if name != key}
 
 
 def _card(raw: dict[str, Any]) -> ModelCard:

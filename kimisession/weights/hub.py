@@ -41,7 +41,7 @@ class HubSource:
         self.name = model
         self._asked = revision
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-        self._token = token if token is not None else _token()
+        self._token = token if token is not None else token_here()
         self._commit = revision if is_commit(revision) else ""
         self._files: tuple[SourceFile, ...] | None = None
 
@@ -182,7 +182,7 @@ def _file(item: dict[str, Any]) -> SourceFile:
     return SourceFile(str(item["path"]), int(item["size"]), None, str(item["oid"]))
 
 
-def _token() -> str:
+def token_here() -> str:
     """HF_TOKEN, or the content of the file that HF_TOKEN_PATH names; empty where there is neither."""
     path = os.environ.get("HF_TOKEN_PATH")
     if os.environ.get("HF_TOKEN") or not path:

@@ -97,6 +97,44 @@ def seed(
     return seeding.run(max(1, streams), now)
 
 
+def sealed_already(bucket: Bucket, model: str, revision: str) -> Manifest | None:
+    """The seal, where this very revision is sealed and whole; None where it may be seeded. Raises BucketTaken for a bucket that
+    is sealed, or half seeded, with something else. Writes nothing."""
+    try:
+        manifest = read_seal(bucket)
+    except NotSeeded:
+        _refuse_other(bucket, _plan_of(bucket), model, revision)
+        return None
+    if (manifest.model, manifest.revision) != (model, revision):
+        raise BucketTaken(
+            f"{bucket.url} is sealed with {manifest.model} at {manifest.revision}, not {model} at {revision}",
+            "seed into another folder or prefix, or delete this one with 'kimisession seed --delete'",
+        )
+    quick_check(bucket, manifest)
+    return manifest
+
+
+def _plan_of(bucket: Bucket) -> dict[str, Any] | None:
+    """The plan; None without one, empty where it cannot be read."""
+    try:
+        text, _ = bucket.read(PLAN)
+        value = json.loads(text)
+    except Missing:
+        return None
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_other(bucket: Bucket, plan: dict[str, Any] | None, model: str, revision: str) -> None:
+    if plan is not None and (plan.get("revision") != revision or plan.get("model") != model):
+        raise BucketTaken(
+            f"{bucket.url} is half seeded with {plan.get('model')} at {plan.get('revision')}, "
+            f"the source is {model} at {revision}",
+            "finish it with that revision, or delete it with 'kimisession seed --delete'",
+        )
+
+
 class _ClaimLost(Exception):
     """Another seeder took this file over."""
 
@@ -485,12 +523,7 @@ class _Seeding:
                 theirs = self._plan()
         if theirs is None:
             return
-        if theirs.get("revision") != self._revision or theirs.get("model") != self._model:
-            raise BucketTaken(
-                f"{self._bucket.url} is half seeded with {theirs.get('model')} at {theirs.get('revision')}, "
-                f"the source is {self._model} at {self._revision}",
-                "finish it with that revision, or delete it with 'kimisession seed --delete'",
-            )
+        _refuse_other(self._bucket, theirs, self._model, self._revision)
         if theirs.get("files") != json.loads(canonical(mine))["files"]:
             raise SourceChanged(
                 f"{self._source.name} no longer lists the files that the plan of {self._revision} has",
@@ -501,29 +534,11 @@ class _Seeding:
             self._part_bytes = part_bytes
 
     def _plan(self) -> dict[str, Any] | None:
-        try:
-            text, _ = self._bucket.read(PLAN)
-            value = json.loads(text)
-        except Missing:
-            return None
-        except ValueError:
-            value = None
-        return value if isinstance(value, dict) else {}
+        return _plan_of(self._bucket)
 
     def _sealed(self) -> Manifest | None:
         """The seal, if there is one and it is of this revision. Raises BucketTaken for another."""
-        try:
-            manifest = read_seal(self._bucket)
-        except NotSeeded:
-            return None
-        if (manifest.model, manifest.revision) != (self._model, self._revision):
-            raise BucketTaken(
-                f"{self._bucket.url} is sealed with {manifest.model} at {manifest.revision}, "
-                f"not {self._model} at {self._revision}",
-                "seed into another folder or prefix, or delete this one with 'kimisession seed --delete'",
-            )
-        quick_check(self._bucket, manifest)
-        return manifest
+        return sealed_already(self._bucket, self._model, self._revision)
 
     def _must_be_sealed(self) -> Manifest:
         manifest = self._sealed()

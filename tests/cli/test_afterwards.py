@@ -9,7 +9,7 @@ import pytest
 from command_line import Home
 from good_values import NOON, requested
 
-from kimisession.cli.sessions import Progress, ends_text, page, phase_text
+from kimisession.cli.sessions import REASONS, Progress, ends_text, page, phase_text
 from kimisession.core.ledger import (
     EndedOnNode,
     Event,
@@ -25,6 +25,7 @@ from kimisession.core.ledger import (
     fold,
 )
 from kimisession.core.lifecycle import Observation
+from kimisession.node.policy import Reason
 
 BEGAN = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -157,3 +158,7 @@ def test_off_a_screen_a_countdown_speaks_at_milestones_and_when_something_change
     ]  # fmt: skip
     busy = beating(next="hard-cap", evidence="", activity="busy", running=1)
     assert list(progress.lines(session, busy, NOON)) == ["  busy      1 request; the hard cap in 9m"]
+
+
+def test_every_reason_of_the_keeper_has_words() -> None:
+    assert {reason.value for reason in Reason} <= set(REASONS)

@@ -154,6 +154,16 @@ def test_stopping_it_prints_its_receipt_and_twice_the_same(home: Home, started: 
     assert [line["data"]["state"] for line in watched] == ["gone"]
 
 
+def test_a_start_that_fails_prints_its_receipt_and_an_error_that_are_both_json(home: Home, started: Any) -> None:
+    said = home.type("start", "rehearsal", "--name", "fails", "-y", "--json", "--set", "fault=cuda-init")
+    receipt = document(said, "receipt", code=6)
+    assert (receipt["name"], receipt["reason"], receipt["final"]) == ("fails", "engine-dead", True)
+    error = json.loads(said.err.splitlines()[-1])
+    assert error["exit_code"] == 6
+    assert "session fails ended before it was ready" in error["error"]
+    assert error["hint"]
+
+
 def test_a_key_is_printed_where_it_was_asked_for_and_written_nowhere_that_outlives_the_session(
     home: Home, started: Any
 ) -> None:

@@ -128,15 +128,12 @@ def test_what_does_not_start_ends_with_5_and_names_the_flag(
 
 
 def test_the_quota_of_the_dead_deployment_is_refused_with_one_that_is_enough(tmp_path: Path) -> None:
-    home = tmp_path / "CONFIG" / "profiles"
-    home.mkdir(parents=True)
-    text = (ROOT / "kimisession/profiles/kimi-k2.5-kt.toml").read_text(encoding="utf-8")
-    small = text.replace('name = "kimi-k2.5-kt"', 'name = "small"').replace("ram_gib = 830", "ram_gib = 480")
-    (home / "small.toml").write_text(small, encoding="utf-8")
-    done = run(tmp_path, "plan", "small")
+    done = run(tmp_path, "plan", "kimi-k2.5-kt", "--ram", "480")
     assert done.returncode == 5
     assert "loading dies between layer 36 and 52" in done.stderr
     assert "raise the quota to 830 GiB" in done.stderr
+    assert run(tmp_path, "plan", "kimi-k2.5-kt", "--ram", "500").returncode == 5
+    assert run(tmp_path, "plan", "kimi-k2.5-kt", "--ram", "830").returncode == 0
 
 
 def test_a_price_list_on_this_machine_is_used_and_its_age_shown(tmp_path: Path) -> None:
@@ -195,6 +192,14 @@ def test_a_folder_without_a_profile_is_planned_from_its_own_files(tmp_path: Path
     assert found["figures"]["disk_gib"]["value"] == pytest.approx(66.7e6 / 2**30, rel=0.01)
     said = run(tmp_path, "plan", "--model", "./mini", "--gpus", "H100:1", "--context", "8k").stdout
     assert "--max-model-len 8192" in said
+
+
+def test_a_model_becomes_a_profile_that_plans_the_same(tmp_path: Path) -> None:
+    make_mini_kimi(tmp_path / "mini")
+    arguments = ("--model", str(tmp_path / "mini"), "--gpus", "H100:1", "--infra", "local")
+    made = run(tmp_path, "plan", *arguments, "--as-profile")
+    (tmp_path / "mini.toml").write_text(made.stdout, encoding="utf-8")
+    assert data(tmp_path, "mini.toml")["figures"] == data(tmp_path, *arguments)["figures"]
 
 
 def test_a_model_on_the_hub_is_planned_once_with_the_network_and_then_without(tmp_path: Path) -> None:

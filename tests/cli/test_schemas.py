@@ -6,15 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import Home
+from command_line import ROOT, Home
 from json_schema import mistakes
 
-from kimisession.cli.documents import DRAFT, schemas
+from kimisession.cli.documents import DOCUMENTS, DRAFT, schemas
 from kimisession.cli.schemas import folder, names
 from kimisession.errors import KimiError
 
 GOLDEN = Path(__file__).parent / "golden"
-#: What the rented places' commands print is described where they are tested.
 PUBLISHED = sorted(schemas())
 
 
@@ -76,3 +75,11 @@ def test_an_error_under_json_is_one_object_on_standard_error(tmp_path: Path, wor
     assert mistakes(error, schema, schema) == []
     assert error["exit_code"] == 2
     assert error["hint"]
+
+
+def test_every_kind_of_document_that_is_printed_is_described() -> None:
+    kinds = {kind for of_command in DOCUMENTS.values() for kind in of_command}
+    printed = set()
+    for path in (ROOT / "kimisession").rglob("*.py"):
+        printed |= set(re.findall(r'as_json\(\s*"([\w-]+)"', path.read_text(encoding="utf-8")))
+    assert printed == kinds

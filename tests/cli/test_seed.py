@@ -56,13 +56,6 @@ def test_the_hub_is_streamed_into_a_new_bucket_and_its_cost_told(home: Home, hub
         assert (checked.code, COMMIT[:16] in checked.out) == (0, True)
 
 
-def test_a_bucket_in_the_cloud_is_not_filled_over_a_slow_line_unasked(home: Home, hub: HubServer) -> None:
-    said = seed(home, hub, "--bucket", "gs://kimi-weights-of-mine")
-    assert said.code == 2
-    assert "--here" in said.hint
-    assert not hub.seen.calls
-
-
 def test_a_gated_model_takes_its_token_from_the_environment(home: Home, hub: HubServer, tmp_path: Path) -> None:
     hub.token = "hf_secret"
     to = ("--bucket", f"file://{tmp_path}/bucket")

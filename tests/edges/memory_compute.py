@@ -177,6 +177,9 @@ class MemoryCompute:
         self._reach()
         return self.limits
 
+    def may(self, machine: Machine, permission: str) -> bool:
+        return permission not in self.lacking
+
     def permitted(self, permissions: Iterable[str]) -> frozenset[str]:
         self._reach()
         return frozenset(permissions) - self.lacking

@@ -68,6 +68,17 @@ def test_a_zone_that_does_not_answer_is_named_and_the_others_are_listed(there: P
     assert there.compute.everything().unreachable == ("us-east4-a",)
 
 
+def test_where_one_zone_fails_the_list_of_all_each_is_asked_by_itself(there: Project) -> None:
+    there.insert(labels=LABELS)
+    there.tell("faults", kind="unreachable", zone="us-east4-a", **{"as": "error"})
+    there.tell("faults", kind="http_error", status=503, method="compute.*.list", zone="us-east4-a")
+    found = there.compute.everything()
+    assert [m.name for m in found.machines] == [NODE]
+    assert [d.name for d in found.disks] == [NODE]
+    assert found.unreachable == ("us-east4-a",)
+    assert there.compute.ours(ID).machines == found.machines
+
+
 # -- deletion -------------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +96,8 @@ def test_a_left_over_disk_is_deleted(there: Project) -> None:
     there.call("POST", f"zones/{ZONE}/disks", {"name": NODE, "sizeGb": "10"})
     (disk,) = there.compute.everything().disks
     assert isinstance(disk, Disk)
-    there.compute.delete(disk)
+    operation = there.compute.delete(disk)
+    assert operation is None or there.compute.wait(operation, 30).done
     assert there.compute.everything().disks == ()
 
 

@@ -34,6 +34,9 @@ class Desk:
     def write_json(self, path: str, content: Mapping[str, Any]) -> None:
         self.written[path.rpartition("/")[2]] = content
 
+    def follow(self, script: str) -> "list[str]":
+        return []  # it cannot be reached
+
 
 class Somewhere:
     """A place that says what it is told; a `Sight`, or an error."""
@@ -314,3 +317,12 @@ def test_on_demand_is_tried_only_when_asked_for_and_never_above_the_agreed_price
     assert [call["resources"]["use_spot"] for call in cheap.launched] == [True, False]
     with pytest.raises(BudgetRefused, match=r"\$98.32 an hour"):
         gcp("dear", dear, fallback=True)
+
+
+def test_the_last_words_of_a_machine_that_is_gone_are_kept(tmp_path: Path) -> None:
+    remember(tmp_path)
+    files = ("", journal(beat(1)), "gib failed: no such device\n")
+    here = engine(tmp_path, replace(THERE, files=files), GONE)
+    here.observe(ID)
+    assert list(engine(tmp_path, GONE).logs(ID, follow=False)) == ["gib failed: no such device"]
+    assert list(engine(tmp_path, GONE).logs("other-0123abcd", follow=True)) == []

@@ -1,15 +1,19 @@
 """What squeue prints, and what it means. The lines are those of Slurm 22.05."""
 
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from good_values import PROFILE, choices
 
-from kimisession.core.launch import session_labels
+from kimisession.core.launch import LaunchSpec, session_labels
+from kimisession.core.quote import launch_spec, make_quote
 from kimisession.engines.remote import Remote
 from kimisession.engines.slurm import Look, SlurmPlace, _job, clusters, comment_of, labels_of
 from kimisession.errors import DoesNotFit, Unconfirmed, UsageMistake
+from kimisession.node.manifest import SEAL
 
 LABELS = session_labels("demo-0123abcd", "demo", "me", datetime(2026, 11, 21, 3, tzinfo=UTC))
 COMMENT = comment_of(LABELS)
@@ -64,6 +68,44 @@ class Lengthening(Told):
 
     def login(self, cluster: str) -> Remote:
         return Login(self.scontrol, self.asked)
+
+
+class Reached(SlurmPlace):
+    """A place with one cluster, whose login node is this machine, or is away."""
+
+    def __init__(self, tmp_path: Path, away: bool = False) -> None:
+        config = tmp_path / "config"
+        config.write_text("Host a\n    User me\n")
+        super().__init__(config)
+        self.away = away
+
+    def login(self, cluster: str) -> Remote:
+        return Login(None if self.away else "true", [])
+
+
+def asking_for(folder: Path, load: str) -> LaunchSpec:
+    profile = replace(PROFILE, load=load)
+    quote = make_quote(profile, choices(infra="slurm", bucket_url=f"file://{folder}"), datetime.now(UTC))
+    return launch_spec(quote, "demo-0123abcd", "someone")
+
+
+@pytest.mark.parametrize(("load", "file"), [("in-place", "config.json"), ("copy", SEAL)])
+def test_weights_that_the_cluster_does_not_have_are_refused_before_anything_exists(
+    tmp_path: Path, load: str, file: str
+) -> None:
+    spec = asking_for(tmp_path / "the weights", load)
+    with pytest.raises(DoesNotFit, match="the weights are not there") as refused:
+        Reached(tmp_path).check(spec)
+    assert "--bucket file:///FOLDER" in refused.value.hint
+    (tmp_path / "the weights" / file).parent.mkdir(parents=True)
+    (tmp_path / "the weights" / file).touch()
+    Reached(tmp_path).check(spec)
+
+
+def test_a_login_node_that_is_away_is_said_before_anything_exists(tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFit, match="cannot be reached") as refused:
+        Reached(tmp_path, away=True).check(asking_for(tmp_path, "in-place"))
+    assert refused.value.hint.startswith("try: ssh -F ")
 
 
 LATER = datetime(2026, 11, 21, 4, tzinfo=UTC)

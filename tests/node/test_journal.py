@@ -89,6 +89,13 @@ def test_what_cannot_be_written_is_counted_and_stops_nobody(tmp_path: Path) -> N
     assert journal.dropped == 2
 
 
+def test_a_line_that_a_full_disk_tore_costs_no_other_line(path: Path) -> None:
+    Journal(path, "keeper").write("beat")
+    path.write_bytes(path.read_bytes()[:-9])
+    Journal(path, "wrapper").write("closed", exit_code=10)
+    assert [line["kind"] for line in read_journal(path)[0]] == ["damaged", "closed"]
+
+
 def test_a_full_disk_stops_nobody() -> None:
     journal = Journal(Path("/dev/full"), "keeper")
     journal.write("one")

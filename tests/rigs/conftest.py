@@ -2,4 +2,4 @@
 
 import os
 
-collect_ignore_glob = [] if os.environ.get("KIMISESSION_RIGS") else ["slurm/*", "gce/test_*"]
+collect_ignore_glob = [] if os.environ.get("KIMISESSION_RIGS") else ["slurm/*", "gce/test_*", "vllm"]

@@ -537,8 +537,9 @@ class HubServer(_Server):
         token: str = "",
         per_connection: float = 0,
         large: int = 10_000,
+        address: tuple[str, int] = ("127.0.0.1", 0),
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _HubHandler)
+        super().__init__(address, _HubHandler)
         self.folder = folder
         self.plan = plan
         self.commit = commit
@@ -547,7 +548,7 @@ class HubServer(_Server):
         self.large = large
         self.lock = threading.Lock()
         self.seen = Served()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.url = f"http://{address[0]}:{self.server_address[1]}"
         self.leaked_tokens = 0
         self.tree = [self._item(path) for path in sorted(folder.rglob("*")) if path.is_file()]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ import pytest
 
 from kimisession.core.plan.models import card_from_config, components
 from kimisession.core.plan.tensors import counted_card
+from kimisession.model_file import card_named
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from kimisession.weights.errors import BadSource, TryAgain
-from kimisession.weights.headers import FIRST_BYTES, read_model
+from kimisession.weights.headers import FIRST_BYTES, kept_card, read_model
+from tests.weights.full_kimi import full_kimi
 from tests.weights.servers import COMMIT, HubServer, _HubHandler, serving
 
 MORE_THAN_SOCKETS_HOLD = 16_000_000
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of a folder is kept as well: not in the cache of whoever runs this."""
+    monkeypatch.setenv("KIMISESSION_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +54,31 @@ def test_the_bytes_of_a_folder_are_counted_and_agree_with_its_dimensions(folder:
     assert read.card.checkpoint_bytes == read.file_bytes
 
 
+def test_all_of_kimi_k2_5_is_counted_from_34_mb_and_is_what_the_dimensions_say(tmp_path: Path) -> None:
+    folder = full_kimi(tmp_path / "k2.5")
+    read = read_model(str(folder), cache=tmp_path, now=lambda: 100.0)
+    assert (read.files, read.tensors) == (64, 208_550)
+    assert read.bytes_read < 36_000_000
+    assert read.card.counted is not None
+    derived = components(card_named("moonshotai/Kimi-K2.5"))
+    shape_tensors = 60 * 384 * 3 * 8  # two int32 for each packed matrix, which no arithmetic on dimensions has
+    assert replace(read.card.counted, routed_experts=read.card.counted.routed_experts - shape_tensors) == derived
+    assert read.file_bytes == pytest.approx(595.18e9, abs=0.01e9), "as vLLM logs the files of K2.6: 554.30 GiB"
+    again = read_model(str(folder), cache=tmp_path, now=lambda: 160.0)
+    assert (again.card, again.age_s) == (read.card, 60)
+    (folder / "config.json").touch()
+    assert read_model(str(folder), cache=tmp_path, now=lambda: 200.0).age_s == 0
+
+
 def test_a_model_on_the_hub_is_known_after_kilobytes_of_it(hub: HubServer, tmp_path: Path) -> None:
     read = read_model("owner/mini", endpoint=hub.url, cache=tmp_path)
     assert read.revision == COMMIT
     assert read.card.counted == read_model(str(hub.folder)).card.counted
-    sent = sum(hub.seen.body_out.values())
-    assert sent == read.bytes_read < 8 * FIRST_BYTES
+    assert read.bytes_read < 8 * FIRST_BYTES
+    deadline = time.monotonic() + 10  # the server counts what it sent a moment after it was received
+    while sum(hub.seen.body_out.values()) < read.bytes_read and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sum(hub.seen.body_out.values()) == read.bytes_read
     assert read.file_bytes > 50 * read.bytes_read
 
 
@@ -62,13 +91,21 @@ def test_what_was_read_once_needs_no_hub_again(hub: HubServer, tmp_path: Path) -
     assert again.age_s == 1e9 - 1000
 
 
+def test_a_profile_about_a_model_that_was_read_once_finds_its_card(hub: HubServer, tmp_path: Path) -> None:
+    assert kept_card("owner/mini", tmp_path) is None
+    read = read_model("owner/mini", endpoint=hub.url, cache=tmp_path)
+    assert kept_card("owner/mini", tmp_path) == read.card
+
+
 def test_a_branch_is_asked_for_again_after_a_day_and_kept_where_nobody_answers(folder: Path, tmp_path: Path) -> None:
     server = HubServer(folder)
     with serving(server):
         read_model("owner/mini", endpoint=server.url, cache=tmp_path, now=lambda: 0.0)
-        before = sum(server.seen.body_out.values())
+        asked = server.seen.calls["hub.resolve"]
+        read_model("owner/mini", endpoint=server.url, cache=tmp_path, now=lambda: 80_000.0)
+        assert server.seen.calls["hub.resolve"] == asked
         read_model("owner/mini", endpoint=server.url, cache=tmp_path, now=lambda: 90_000.0)
-        assert sum(server.seen.body_out.values()) == 2 * before
+        assert server.seen.calls["hub.resolve"] == 2 * asked
     kept = read_model("owner/mini", endpoint=server.url, cache=tmp_path, now=lambda: 9_000_000.0)
     assert kept.age_s == 9_000_000 - 90_000
     with pytest.raises(TryAgain):

@@ -149,7 +149,7 @@ RULES: tuple[EngineMemory, ...] = (
         0.3,
         0.0,
         0.0,
-        "0.26.0, read in the wheel and run: 9 own logs on 1, 4 and 8 H200s (dummy weights, 2026-11-20 and 21)",
+        "0.26.0, read in the wheel and run: 17 own logs on 1, 4 and 8 H200s (dummy weights, 2026-11-20 and 21)",
         counted_one_by_one=True,
     ),
     EngineMemory(

@@ -7,6 +7,7 @@ ends the session is the job's own `activeDeadlineSeconds`, and a job that ended 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ def manifests(
 def _folder(checkpoint: Checkpoint, flags: Mapping[str, FlagValue]) -> str:
     """Where the weights are in the pod: where a flag says so, else a folder named like the repository."""
     stated = str(flags.get("kt-weight-path", ""))
-    return stated if stated.startswith(f"{MOUNT}/") else f"{MOUNT}/{checkpoint.repo.rpartition('/')[2].lower()}"
+    name = checkpoint.repo.partition("@")[0].rpartition("/")[2]
+    return stated if stated.startswith(f"{MOUNT}/") else f"{MOUNT}/{name.lower()}"
 
 
 def _labels(name: str, part: str) -> dict[str, str]:
@@ -66,7 +68,9 @@ def _volume(name: str, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _download(name: str, checkpoint: Checkpoint, folder: str) -> dict[str, Any]:
-    script = f"pip install --no-cache-dir huggingface_hub && hf download {checkpoint.repo} --local-dir {folder}"
+    repo, _, revision = checkpoint.repo.partition("@")
+    wanted = f"{shlex.quote(repo)} --revision {shlex.quote(revision)}" if revision else shlex.quote(repo)
+    script = f"pip install --no-cache-dir huggingface_hub && hf download {wanted} --local-dir {folder}"
     container = {
         "name": "download",
         "image": DOWNLOAD_IMAGE,

@@ -209,7 +209,10 @@ def _age(seconds: float) -> str:
 
 def _holding(question: Question) -> Holding:
     if question.card is None:
-        return Holding("not known", f"there is no card of {question.checkpoint.repo}: memory is not foretold")
+        repo = question.checkpoint.repo
+        machine = f"{question.accelerator.name}:{question.count}"
+        how = f"; kimisession plan --model {repo} --gpus {machine} reads it" if "/" in repo else ""
+        return Holding("not known", f"there is no card of {repo}: memory is not foretold{how}")
     if "kt-method" in question.flags or question.profile.engine.kind == "sglang":
         return _host_holding(question, question.card)
     gpu = gpu_named(question.accelerator.name) if question.accelerator.architecture != "cpu" else None

@@ -2,6 +2,7 @@
 Kubernetes 1.31 and 1.37 with kubernetes-validate, strictly, on 2026-11-21.)"""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,14 @@ def test_the_pod_asks_for_what_the_profile_says(made: dict[str, dict[str, Any]])
     assert argv[argv.index("--kt-method") + 1] == "RAWINT4"
     assert argv[argv.index("--host") + 1] == "127.0.0.1"
     assert "--api-key" not in argv
+
+
+def test_a_revision_is_downloaded_and_cannot_end_the_shells_word() -> None:
+    checkpoint = replace(KT.checkpoints[0], repo="owner/Name@v1; rm -rf x")
+    _, download, _ = manifests(KT, checkpoint, {}, 2)
+    (container,) = download["spec"]["template"]["spec"]["containers"]
+    script = container["command"][-1]
+    assert "hf download owner/Name --revision 'v1; rm -rf x' --local-dir /models/name" in script
 
 
 def test_shared_memory_is_not_taken_from_the_experts(made: dict[str, dict[str, Any]]) -> None:

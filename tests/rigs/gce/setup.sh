@@ -7,10 +7,11 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 checkout=$(cd "$here/../../.." && pwd -P)
 "$here/../sky_venv.sh"
 image=$checkout/.cache/rigs/gce
-if [ ! -e "$image/image.done" ]; then
+made_from=$(cat "$here"/world/image.sh "$here"/world/p*.sh "$here/world/certificates.sh" "$here"/world/standins/* "$here/../sky_venv.sh" | sha256sum)
+if [ "$(cat "$image/image.done" 2>/dev/null)" != "$made_from" ]; then
     rm -rf "$image"
     mkdir -p "$image"
     "$here/world/packages.sh" "$image"
     "$here/world/image.sh" "$image"
-    touch "$image/image.done"
+    echo "$made_from" > "$image/image.done"
 fi

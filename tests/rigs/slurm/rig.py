@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from bounds import PATIENCE
+
+from kimisession.node.journal import read_journal
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[2]
@@ -29,8 +32,8 @@ everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reaso
 
 
 def wait_for(what: str, look: Callable[[], T], within_s: float, every_s: float = 0.25) -> T:
-    """The first true answer of `look`. Raises AssertionError that names what did not come."""
-    until = time.monotonic() + within_s
+    """The first true answer of `look`. Raises AssertionError that names what did not come, on a busy machine later."""
+    until = time.monotonic() + within_s * PATIENCE
     while True:
         found = look()
         if found:
@@ -53,11 +56,8 @@ class Session:
 
     def journal(self, kind: str) -> dict[str, Any]:
         """The first line of a kind; empty when there is none yet."""
-        try:
-            lines = (self.run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return {}
-        return next((line for line in map(json.loads, lines) if line["kind"] == kind), {})
+        lines, _ = read_journal(self.run / "journal.jsonl")
+        return next((line for line in lines if line["kind"] == kind), {})
 
     def pid(self, role: str) -> int:
         """The pid of keeper, wrapper or engine, inside the world."""
@@ -161,7 +161,7 @@ class World:
             self._enter(argv, root),
             capture_output=True,
             text=True,
-            timeout=within_s,
+            timeout=within_s * PATIENCE,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -200,7 +200,11 @@ class World:
         def left() -> float:
             return next((at for name, at in self.left_at.items() if session.id in name), 0.0)
 
-        return wait_for(f"{session.id} to leave the queue", left, within_s)
+        try:
+            return wait_for(f"{session.id} to leave the queue", left, within_s)
+        except AssertionError as late:
+            told = (session.run / "journal.jsonl").read_text(encoding="utf-8").splitlines()[-4:]
+            raise AssertionError("\n".join([str(late), self.out("squeue"), *told])) from None
 
     def kill_the_server(self) -> None:
         """SkyPilot's API server with all of its workers: those that are left behind hold its port."""
@@ -215,7 +219,9 @@ class World:
         return Session(self, found[-1].name) if found else None
 
     def close(self) -> None:
-        """Make it vanish."""
+        """Make it vanish. With KIMISESSION_RIG_KEEP its folder stays, with a copy of the user's home."""
+        if os.environ.get("KIMISESSION_RIG_KEEP"):
+            subprocess.run(["cp", "-a", str(self.home), str(self.folder / "home")], check=False)
         self.process.kill()
         self.process.wait()
         self.log.close()

@@ -26,7 +26,7 @@ def sessions(world: World) -> dict[str, Session]:
     }
     found = {}
     for name, start in starts.items():
-        told = start.communicate(timeout=READY.latest_s + 60)[0]
+        told = start.communicate(timeout=bound(READY.case).latest_s + 60)[0]
         assert start.returncode == 0, told
         session = world.session(name)
         assert session

@@ -5,7 +5,8 @@
 #     world.sh --online FOLDER COMMAND...   with the host's network, to make the image
 #
 # /usr /etc /var /opt are overlays over the host's; /root /home /run /tmp /dev are new; this checkout is there, read-only.
-# What is written goes to FOLDER; FOLDER/home is the home of `me`, the ordinary user whose sessions are tested. Needs root: mounts, a munge user, an sshd. (An ordinary user can be root in a namespace of
+# What is written to /usr /etc /var /opt goes to FOLDER, the rest is memory: SkyPilot makes and removes thousands of files for
+# each session, and on a disk that others use that took 32 s instead of 2. The ordinary user whose sessions are tested is `me`. Needs root: mounts, a munge user, an sshd. (An ordinary user can be root in a namespace of
 # his own where the kernel allows it and /etc/subuid gives him ids: `unshare -Ur --map-auto make test-slurm`; not tried.)
 set -eu
 net=--net
@@ -19,8 +20,8 @@ folder=$1; shift
 checkout=$(cd "$(dirname "$0")/../../.." && pwd -P)
 image=$checkout/.cache/rigs/slurm/image
 root=$folder/root
-mkdir -p "$folder/upper" "$folder/work" "$folder/home" "$folder/tmp" "$root"
-chmod 755 "$folder" "$folder/home"
+mkdir -p "$folder/upper" "$folder/work" "$root"
+chmod 755 "$folder"
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 world "$root"
 cd "$root"
@@ -32,9 +33,8 @@ done
 for name in bin sbin lib lib32 lib64 libx32; do
     if [ -L "/$name" ]; then ln -s "$(readlink "/$name")" "$name"; fi
 done
-mount --bind "$folder/home" home/me
-mount --bind "$folder/tmp" tmp
-chmod 1777 tmp
+mount -t tmpfs -o size=4g,mode=755 home home/me
+mount -t tmpfs -o size=4g,mode=1777 tmp tmp
 mount -t tmpfs run run
 mkdir -p run/lock
 mount --rbind /sys sys

@@ -78,9 +78,10 @@ def bucket() -> Iterator[str]:
     shutil.rmtree(root)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def plays(request: pytest.FixtureRequest, watch: Watch, bucket: str) -> Iterator[dict[str, Future[Any]]]:
-    """Every chosen cell and story by name, begun in the order of the tests; afterwards the cells as a table."""
+    """Every chosen cell and story by name, begun with the first test of all, in the order of the tests; afterwards the
+    cells as a table."""
     specs = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     pool = ThreadPoolExecutor(AT_ONCE)
     jobs: dict[str, Future[Any]] = {}

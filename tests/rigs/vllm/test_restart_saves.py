@@ -1,6 +1,6 @@
 """`restart` on real vLLM changes the context for real, and what it says it saved is what a fresh start would have cost.
 
-Played alone, before the tests that share the machine's cores: here seconds are compared.
+Seconds are compared, on a machine that other tests use: so what is compared runs side by side.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ AcceptEnv LANG LC_*
 MaxStartups 100
 MaxSessions 100
 Subsystem sftp internal-sftp
-# /etc/environment needs PAM; init.py writes it here.
+# What PAM would read from /etc/environment (init.py).
 Include /etc/ssh/environment.conf
 SSHD
 
@@ -61,6 +61,13 @@ for name in shutdown reboot halt; do ln -s poweroff "$root/local/bin/$name"; don
 cp "$venv/uv" "$root/local/lib/uv"
 "$here/plant_driver.sh" "$root/var/lib/machine"
 "$here/plant_gib.sh" "$root"
+
+# What the reaper's machine installs, and where from: there is no package index (kimisession/cloud/reaper_startup.sh).
+library=$("$venv/python" -c 'from kimisession.cloud.guard import LIBRARY; print(LIBRARY)')
+"$venv/pip" download -qq --disable-pip-version-check --only-binary :all: -d "$root/local/share/wheels" \
+    --python-version "$(/usr/bin/python3 -c 'import sys; print(*sys.version_info[:2], sep=".")')" "google-cloud-compute==$library"
+mkdir -p "$root/etc/default"
+printf 'PIP_NO_INDEX=1\nPIP_FIND_LINKS=/usr/local/share/wheels\n' > "$root/etc/default/kimisession-reaper"
 
 # SkyPilot's wheel, and its runtime on the machine.
 HOME=$image/make "$venv/python" - "$image" <<'PYTHON'

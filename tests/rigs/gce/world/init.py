@@ -18,7 +18,7 @@ HOME = Path("/home/gcpuser")
 UNITS = Path("/etc/systemd/system")
 ACTIVE = Path("/run/timers")
 CA = "/etc/ssl/certs/ca-certificates.crt"
-#: What every process of the machine finds: PAM would read /etc/environment, and there is no PAM.
+#: What /etc/environment tells every process of the machine.
 ENV = {
     "MACHINE": "/var/lib/machine",
     "UV_OFFLINE": "1",
@@ -62,7 +62,8 @@ def run_sshd() -> None:
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
     if not Path("/etc/ssh/host_key").exists():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/etc/ssh/host_key"], check=True)
-    # A variable that the session sets itself would be lost on a real machine too: only what /etc/environment would have.
+    # PAM would read it for sshd.
+    Path("/etc/environment").write_text("".join(f"{key}={value}\n" for key, value in ENV.items()))
     env = "".join(f' "{key}={value}"' for key, value in ENV.items())
     Path("/etc/ssh/environment.conf").write_text(f"SetEnv PATH={os.environ['PATH']}{env}\n")
     start("sshd", ["unshare", "--user", "--map-user=1001", "--map-group=1001", "/usr/sbin/sshd", "-D", "-e"])

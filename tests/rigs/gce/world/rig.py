@@ -96,9 +96,9 @@ class World:
         """One of our commands, as a person would type it."""
         return self.run(str(PYTHON), "-m", "kimisession", *words, within_s=within_s)
 
-    def begin(self, *words: str) -> "subprocess.Popen[str]":
-        """One of our commands, not waited for."""
-        argv = self._enter((str(PYTHON), "-m", "kimisession", *words), {})
+    def begin(self, *words: str, program: str = "kimisession") -> "subprocess.Popen[str]":
+        """One of our commands, or one of SkyPilot's, not waited for."""
+        argv = self._enter((str(PYTHON), "-m", program, *words) if program == "kimisession" else (program, *words), {})
         return subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -128,11 +128,29 @@ class World:
         text = self.out("curl", "-sS", "--fail-with-body", *more, ADMIN + path)
         return json.loads(text) if text.strip() else None
 
+    def allow_the_reaper(self) -> None:
+        """What `kimisession guard enable` tells the operator to run with gcloud, once."""
+        email = f"kimisession-reaper@{PROJECT}.iam.gserviceaccount.com"
+        role = f"projects/{PROJECT}/roles/kimisession_reaper"
+        things = {"instances": "list get delete setLabels", "disks": "list delete", "addresses": "list delete"}
+        permissions = [f"compute.{thing}.{verb}" for thing, verbs in things.items() for verb in verbs.split()]
+        self.admin("/admin/account", {"email": email})
+        self.admin("/admin/role", {"role": role, "permissions": [*permissions, "compute.zoneOperations.get"]})
+        self.admin("/admin/bind", {"member": f"serviceAccount:{email}", "role": role})
+
+    def billed(self, session: str) -> list[dict[str, Any]]:
+        """The lines of Google's bill for a session, or for a cluster of SkyPilot; those without an end still cost."""
+        return [line for line in self.admin("/admin/bill")["lines"] if f"/{session}-" in line["resource"]]
+
+    def exists(self, session: str) -> bool:
+        """Whether something of it is still billed."""
+        return any(line["end"] is None for line in self.billed(session))
+
     # -- machines ------------------------------------------------------------------------------------------------------
 
-    def machines(self) -> list[str]:
-        """The names of the machines that have a disk; off or on."""
-        return self.out("ls", "/run/vms").split()
+    def machine(self, session: str) -> str:
+        """The name of the machine of a session, once it has one; else nothing."""
+        return next((name for name in self.out("ls", "/run/vms").split() if name.startswith(f"{session}-")), "")
 
     def on(self, machine: str, *argv: str) -> str:
         """What a command prints that root runs on a machine, without its ssh."""

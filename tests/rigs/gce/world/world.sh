@@ -50,16 +50,15 @@ ip address add 169.254.169.254/32 dev rig0
 ip link set rig0 up
 ip route add 34.1.1.0/24 dev rig0
 
-mkdir -p /root/.ssh /root/.config/gcloud /root/.sky/catalogs/v8/gcp /root/.sky/catalogs/v8/common
+mkdir -p /root/.ssh /root/.config/gcloud /root/.sky
 cp "$image/tls/account.json" /root/
 [ -e /root/.sky/wheels ] || cp -a "$image/sky/wheels" /root/.sky/
-cp "$here"/catalog/*.csv /root/.sky/catalogs/v8/gcp/
-mv /root/.sky/catalogs/v8/gcp/accelerators.csv /root/.sky/catalogs/v8/common/
 cp "$here/config.yaml" /root/.sky/config.yaml
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PYTHONPATH=$checkout PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 RIG_IMAGE=$image
 python=$checkout/.cache/rigs/venv/bin/python tls="$image/tls/cert.pem $image/tls/key.pem"
+"$python" -m tests.rigs.gce.world.catalog /root/.sky/catalogs/v8
 # shellcheck disable=SC2086  # two words
 "$python" -m tests.rigs.gce.world.storage /run/bucket $tls >> "$folder/storage.log" 2>&1 &
 {
