@@ -202,9 +202,12 @@ class Stage:
 
     def play(self, name: str) -> dict[str, Any]:
         """A whole session."""
-        report = self.start(name)
+        preflight = self.preflight()
+        report = {"preflight": preflight, **self.start(name)}
         if "failed" in report:
             return report
+        code, answer, said = self.command("test", "eight", "--json")
+        report["test"] = answer if code in (0, 6) else said  # 6: it answered, and noise is no good answer
         self.url = str(self.command("connect", "eight", "--json")[1]["base_url"]).removesuffix("/v1")
         report["bench"] = {str(count): self.bench(count) for count in AT_ONCE}
         report["gpu_after_bench"] = gpu_use()
@@ -250,6 +253,20 @@ class Stage:
             size = len(self.scrape())
             took.append(1000 * (time.perf_counter() - began))
         return {"median": round(sorted(took)[10], 2), "longest": round(max(took), 2), "bytes": size}
+
+    def preflight(self) -> dict[str, Any]:
+        """The check that a rented machine makes before its weights: driver, PTX, free memory, an all-gather over all GPUs."""
+        count = self.args.gpus.partition(":")[2]
+        argv = [sys.executable, "-m", "kimisession.node.preflight", "--gpus", count]
+        began = time.time()
+        done = subprocess.run(
+            [*argv, "--engine-python", self.args.engine_python],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return {"rc": done.returncode, "took_s": round(time.time() - began, 1), "said": done.stdout[-1500:]}
 
     def kill(self, victim: str) -> dict[str, Any]:
         """kill -9 of one process with all workers alive; how long until nothing is left."""

@@ -5,7 +5,7 @@
 Makes `.venv-sky` (SkyPilot 0.14.1, its gcp, kubernetes and slurm extras) when it is missing. Runs are interleaved, medians
 are quoted with their spread. The last lines are the ratios; exits 1 when one is missed:
 - `kimisession --help` takes at most a twentieth of `sky --help`;
-- it, `status` and `cost` load neither sky, google, pandas nor numpy;
+- it, `status` and `cost` load neither sky, google, pandas, numpy, httpx nor rich;
 - `status` and `cost` with 10,000 sessions in the ledger take at most three times as long as with none.
 """
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 SKY = ROOT / ".venv-sky"
 OURS = [sys.executable, "-m", "kimisession"]
 SESSIONS = 10_000
-HEAVY = ("sky", "google", "pandas", "numpy")
+HEAVY = ("sky", "google", "pandas", "numpy", "httpx", "rich")
 
 
 def make_sky() -> str:

@@ -311,7 +311,7 @@ class Controller:
         engine = self.engines(self._infra(session))
         within_s, pause_s = engine.confirm_within_s if within_s is None else within_s, 0.1
         until = self.now() + timedelta(seconds=within_s)
-        why = "it is still being deleted"
+        why, told = "it is still being deleted", ""
         while self.now() < until:
             try:
                 engine.down(session.id, by, reason)
@@ -324,6 +324,8 @@ class Controller:
                 session, _ = self.refresh(session)
             if not session.live:
                 return session
+            if pause_s >= 2.0 and told != why:
+                _PROGRESS.info("%s", told := why)
             self.sleep(pause_s)
             pause_s = min(1.5 * pause_s, 2.0)
         session = self._unconfirmed(session, why)

@@ -97,6 +97,7 @@ def profile_of(
         re.sub(r"[^a-z0-9]+", "-", text.partition("@")[0].rpartition("/")[2].lower()).strip("-")[:31].strip("-")
         or "model"
     )
+    name = name if name[0].isalpha() else f"m-{name[:29]}".rstrip("-")
     infra = options.infra or "gcp"
     driver, cuda, torch = STACKS.get(version, ("580", "", ""))
     context = options.context or min(CONTEXT, read.card.max_context)

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from kimisession.cli import show
+from kimisession.cli.completing import PLACES
 from kimisession.core.catalog import parse_accelerators
 from kimisession.core.cost import cents
 from kimisession.core.launch import flags_to_argv
@@ -17,7 +18,14 @@ from kimisession.core.plan.coldstart import ColdStartPlan, history_of
 from kimisession.core.plan.from_flags import tokens_of
 from kimisession.core.plan.models import ModelCard, ModelUnknown
 from kimisession.core.plan.prices import Offer
-from kimisession.core.plan.session_plan import UNBILLED, Question, SessionPlan, known_price, plan_session
+from kimisession.core.plan.session_plan import UNBILLED, Question, SessionPlan, is_at_home, known_price, plan_session
+from kimisession.core.plan.session_cost import (
+    API_GROUND,
+    API_USD_PER_MILLION_OUTPUT,
+    BUCKET_USD_PER_GIB_MONTH,
+    SEED_HOURS,
+    SEED_VM_USD_PER_HOUR,
+)
 from kimisession.core.plan.setup import Figure
 from kimisession.core.plan.stack import Contradiction, Lock
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
@@ -75,7 +83,8 @@ def show_plan(plan: SessionPlan, options: PlanOptions, source: tuple[str, ...] =
     else:
         _print_screen(plan, options, source)
     if plan.answer == "does not start":
-        raise DoesNotFit(f"{plan.question.profile.name} would not start: {plan.reason}", _way_out(plan))
+        way_out = "the same with --explain shows the arithmetic" if source else _way_out(plan, options)
+        raise DoesNotFit(f"{plan.question.profile.name} would not start: {plan.reason}", way_out)
 
 
 def run_compare(first: str, second: str, options: PlanOptions) -> None:
@@ -107,6 +116,8 @@ def make_plan(profile: Profile, options: PlanOptions, card: ModelCard | None = N
     blamed = "--gpus" if options.gpus and not options.checkpoint else "--checkpoint"
     checkpoint = checked(lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), blamed)
     infra = options.infra or profile.hardware.infra
+    if infra not in PLACES:
+        raise UsageMistake(f"--infra: {infra!r} is not a place that is known here", f"use one of {', '.join(PLACES)}")
     if options.ram_gib is not None:
         profile = replace(profile, hardware=replace(profile.hardware, ram_gib=options.ram_gib))
     question = Question(
@@ -126,7 +137,7 @@ def make_plan(profile: Profile, options: PlanOptions, card: ModelCard | None = N
         market=_market(infra, accelerator.name, count),
         history=_history(profile.name),
         preemptions_per_hour=options.preemptions_per_hour,
-        **({"api_usd_per_million": options.api_usd_per_million} if options.api_usd_per_million else {}),
+        **({"api_usd_per_million": options.api_usd_per_million} if options.api_usd_per_million is not None else {}),
     )
     return checked(lambda: plan_session(question), "this cannot be planned")
 
@@ -166,7 +177,8 @@ def card_of(repo: str) -> ModelCard | None:
 def price_elsewhere(profile: Profile, machine: str, infra: str) -> tuple[Decimal, str] | None:
     """What another machine than the profile's own costs an hour, and where that is from; None where the profile's own
     figure stands. Raises UsageMistake where nobody here knows."""
-    if machine == profile.hardware.accelerators[0] or infra in UNBILLED or profile.price.pretended:
+    own = is_at_home(profile, infra) and (machine == profile.hardware.accelerators[0] or infra in UNBILLED)
+    if profile.price.pretended or (own and (profile.price.usd_per_hour or infra in UNBILLED)):
         return None
     accelerator, count = parse_accelerators(machine)
     market = _market(infra, accelerator.name, count)
@@ -395,26 +407,42 @@ def _next(plan: SessionPlan, options: PlanOptions) -> str:
     """What people type next: the start that this plan is about."""
     holding = plan.holding
     if holding.engine_version:
-        version = holding.engine_version
-        return f'a profile of your own with engine.version = "{version}" (kimisession profiles {options.profile} shows this)'
-    sets = [f"--set {shlex.quote(f'{name}={_as_set(value)}')}" for name, value in holding.changes.items()]
-    gpus = f"--gpus {holding.gpu}:{plan.question.count}" if holding.gpu else ""
-    gpus = gpus or (f"--gpus {options.gpus}" if options.gpus else "")
-    return " ".join(part for part in ("kimisession start", options.profile, gpus, *sets) if part)
+        version, torch = holding.engine_version, plan.question.profile.stack.torch
+        pins = f'engine.version = "{version}"' + (f', stack.torch = "{torch}"' if torch else "")
+        return f"a profile of your own with {pins} and these flags (kimisession profiles {options.profile} shows this one)"
+    gpus = f"{holding.gpu}:{plan.question.count}" if holding.gpu else options.gpus
+    return " ".join(("kimisession start", options.profile, *_asked(options, gpus, holding.changes)))
+
+
+def _asked(options: PlanOptions, gpus: str | None, changes: Mapping[str, FlagValue]) -> list[str]:
+    """The options that `plan` and `start` share, as they were given, and what a wish changed, as words to type."""
+    stated = (
+        ("--gpus", gpus),
+        ("--infra", options.infra),
+        ("--checkpoint", options.checkpoint),
+        ("--duration", f"{options.duration_s}s" if options.duration_s else None),
+        ("--price", None if options.price_usd is None else f"{options.price_usd:f}"),
+    )
+    sets = {**(options.sets or {}), **changes}
+    return [
+        *(f"{flag} {shlex.quote(value)}" for flag, value in stated if value),
+        *(f"--set {shlex.quote(f'{name}={_as_set(value)}')}" for name, value in sets.items()),
+    ]
 
 
 def _as_set(value: FlagValue) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _way_out(plan: SessionPlan) -> str:
+def _way_out(plan: SessionPlan, options: PlanOptions) -> str:
+    again = " ".join(("kimisession plan", options.profile, *_asked(options, options.gpus, {})))
     if plan.refused or isinstance(plan.stack, Contradiction):
-        return f"mend the profile, then kimisession plan {plan.question.profile.name}"
+        return f"mend the profile, then kimisession plan {options.profile}"
     advice = plan.holding.advice
     if advice and advice.reached == "starts" and not plan.holding.changes:
         context = plan.holding.fit.resolved.max_model_len if plan.holding.fit else ""
-        return f"kimisession plan {plan.question.profile.name} --context {context} says what to change"
-    return f"kimisession plan {plan.question.profile.name} --explain"
+        return f"{again} --context {context} says what to change"
+    return f"{again} --explain"
 
 
 def _print_lock(plan: SessionPlan) -> None:
@@ -460,17 +488,10 @@ def explained(plan: SessionPlan) -> list[tuple[str, list[str]]]:
 
 
 def _cost_lines(plan: SessionPlan) -> list[str]:
-    from kimisession.core.plan.session_cost import (
-        API_GROUND,
-        BUCKET_USD_PER_GIB_MONTH,
-        SEED_HOURS,
-        SEED_VM_USD_PER_HOUR,
-    )
-
     cost, gib = plan.cost, plan.question.checkpoint.bytes / 2**30
     lines = [f"price: {_price(plan)}"]
     if plan.price_known:
-        lines.append(f"at worst: {span(int(cost.hours * 3600))} x {cents(cost.usd_per_hour)}/h = {cents(cost.worst)}")
+        lines.append(f"at worst: {span(int(cost.hours * 3600))} x {_exact(cost.usd_per_hour)}/h = {cents(cost.worst)}")
     lines += [f"offer: {_offer(offer)}" for offer in (plan.question.market.offers if plan.question.market else ())[:5]]
     if cost.seeding_once is not None and cost.bucket_per_month is not None:
         lines.append(f"seeding: {SEED_HOURS} h x ${SEED_VM_USD_PER_HOUR} [public write-up, February 2026]")
@@ -480,12 +501,27 @@ def _cost_lines(plan: SessionPlan) -> list[str]:
         )
     if plan.price_known and cost.usd_per_hour:
         lines.append(
-            f"break-even: {cents(cost.usd_per_hour)} / ${plan.question.api_usd_per_million} x 1,000,000 = "
-            f"{cost.break_even_tokens_per_hour:,} tokens an hour [{API_GROUND}]"
+            f"break-even: {_exact(cost.usd_per_hour)} / ${plan.question.api_usd_per_million} x 1,000,000 = "
+            f"{cost.break_even_tokens_per_hour:,} tokens an hour [{_api_ground(plan.question.api_usd_per_million)}]"
         )
     if plan.question.preemptions_per_hour is None:
         lines.append("preemption: no rate was stated (--preemptions-per-hour), so nothing is added for it")
+    elif cost.preemption is not None and cost.cold_start and plan.price_known:
+        lines.append(
+            f"preemption: {plan.question.preemptions_per_hour} an hour x {span(int(cost.hours * 3600))} x a cold start of "
+            f"{_exact(cost.cold_start[1])} = {cents(cost.preemption)}"
+        )
     return lines
+
+
+def _exact(usd: Decimal) -> str:
+    """Dollars with as many digits as it takes to calculate on with them, four at most."""
+    return cents(usd) if usd == usd.quantize(Decimal("0.01")) else f"${usd:,.4f}"
+
+
+def _api_ground(usd: Decimal) -> str:
+    """Where the API's price is from."""
+    return API_GROUND if usd == API_USD_PER_MILLION_OUTPUT else "stated by you with --api-price"
 
 
 def _offer(offer: Offer) -> str:

@@ -45,6 +45,8 @@ def run_script(path: Path, version: str | None, options: PlanOptions) -> None:
         show.say(f"the script pins no version: read as {engine}; --engine-version says otherwise")
     for refusal in refused:
         show.say(f"{show.paint('refused', 'bad', sys.stderr)} by {engine}: {refusal}")
+    if script.secrets:
+        show.say(f"left out: {', '.join(script.secrets)}: no profile may hold a secret")
     show.say(f"the rest: {plan.answer}: {plan.reason}")
     show.out(text.rstrip("\n"))
     show.next_step(
@@ -90,7 +92,7 @@ def profile_text(
 ) -> str:
     """The profile as TOML. What the script does not say is a comment or a value that says so."""
     card = _card(script.model)
-    count = setup_of(version, flags, script.env).n_gpus if script.kind == "vllm" else 1
+    count = checked(lambda: setup_of(version, flags, script.env).n_gpus, "--from") if script.kind == "vllm" else 1
     count = int(script.sbatch.get("gpus-per-node", "0").rpartition(":")[2] or 0) or count
     accelerators = gpus or f"H100:{count}"
     architecture = checked(lambda: parse_accelerators(accelerators), "--gpus")[0].architecture
@@ -105,6 +107,7 @@ def profile_text(
         f"# Read out of a script by `kimisession plan --from`. The script says {_shown(script.model)} for the model.",
         *([] if gpus else ["# The script does not say which GPUs: H100 is a guess, --gpus H200:8 says otherwise."]),
         *(f"# refused by {script.kind} {version}: {refusal}" for refusal in refused),
+        *([f"# left out, for no profile may hold a secret: {', '.join(script.secrets)}"] if script.secrets else []),
         f"name = {toml_value(name)}",
         f"summary = {toml_value(f'{script.served_name or name}, read out of a script')}",
         'status = "rendered, never run"',
@@ -129,7 +132,7 @@ def profile_text(
         "[hardware]",
         f"accelerators = {toml_value([accelerators])}",
         f"infra = {toml_value('slurm' if script.sbatch else 'gcp')}",
-        *_slurm(script),
+        *(_slurm(script) if script.sbatch else ["", "[stack]", 'gib = "remove"']),
         "",
         "[[checkpoints]]",
         'name = "native"',

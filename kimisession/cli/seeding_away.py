@@ -225,7 +225,9 @@ def _quote_rows(plan: _Plan, quote: Quote) -> list[tuple[str, str]]:
         rows.append(("budget", f"{cents(quote.choices.budget_usd)}, spent at {at}"))
     worst = cents(price_of(rate, quote.at, quote.ends_at)) if priced else "not priced"
     rows.append(("worst case", f"{worst} at the caps"))
-    rows.append(("broken off", "by Ctrl-C it runs on; taken back by the cloud, the same command goes on where it was"))
+    rows.append(
+        ("broken off", "once the machine is up, Ctrl-C leaves it running; after whatever end the same command goes on")
+    )
     return rows
 
 

@@ -148,7 +148,8 @@ class Screen:
         self.height = 0
 
     def _up(self) -> str:
-        return f"\x1b[{self.height}A\x1b[J" if self.height else ""
+        # Back to the first column: a ^C may have been echoed.
+        return f"\r\x1b[{self.height}A\x1b[J" if self.height else ""
 
 
 def error(message: str, hint: str = "", exit_code: int = 1) -> None:

@@ -5,7 +5,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -28,7 +28,7 @@ from kimisession.core.lifecycle import Observation
 from kimisession.core.node_steps import engine_python
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
 from kimisession.core.quote import Choices, Quote, make_quote
-from kimisession.core.recovery import under_the_same_caps
+from kimisession.core.recovery import RECOVERABLE, under_the_same_caps
 from kimisession.engines.base import open_engine
 from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, KimiError, UsageMistake
 from kimisession.node.policy import span
@@ -79,7 +79,7 @@ def run_start(options: StartOptions) -> None:
     open_engine(infra)  # refuse a place that does not exist before anything else is looked at
     controller = open_controller()
     try:
-        lost = find_lost(controller, name, options.typed) if options.recover else ()
+        lost = find_lost(controller, name, profile.name, options.typed) if options.recover else ()
         if lost and lost[0].request:
             options, infra = same_again(options, lost[0]), lost[0].request.infra
         resumed = controller.resume(name)
@@ -375,7 +375,9 @@ def _follow_to_ready(controller: Controller, session: Session) -> tuple[Session,
 
 def _failed(controller: Controller, session: Session) -> None:
     """It ended instead of getting ready: say why, with cause and fix where the log is known; print the receipt."""
-    lines = list(controller.engines(session.request.infra).logs(session.id, False)) if session.request else []
+    lines: list[str] = []
+    with suppress(KimiError):  # a machine that is gone took its log with it; its journal was heard before
+        lines = list(controller.engines(session.request.infra).logs(session.id, False)) if session.request else []
     known = diagnose(lines[-400:])
     show.clear()
     for line in lines[-6:]:
@@ -384,6 +386,9 @@ def _failed(controller: Controller, session: Session) -> None:
     message = f"session {session.name} ended before it was ready: {why_text(session)}"
     if session.reason == "user":
         raise KimiError(f"session {session.name} was stopped before it was ready", "kimisession cost")
+    if session.reason in RECOVERABLE:
+        profile = session.request.profile if session.request else ""
+        raise EngineFailed(message, f"kimisession start {profile} --recover --name {session.name}")
     if session.reason in EXPECTED:
         raise EngineFailed(message, f"kimisession logs {session.name}")
     if known:

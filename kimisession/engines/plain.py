@@ -26,20 +26,21 @@ _HEAD = """\
 """
 
 SEED = """\
-# Put the weights of a profile into a bucket, from a machine without GPUs: about $0.30 an hour, half an hour for the 595 GB of
-# Kimi K2.5 (public write-up, February 2026).
+# Put the weights of a profile into a bucket, from a spot machine without GPUs: about $0.30 an hour, half an hour for the 595 GB
+# of Kimi K2.5 (public write-up, February 2026). The plain form of `kimisession seed PROFILE --bucket gs://NAME`.
 #
 #     sky launch -c seed sky/seed-weights.yaml --env BUCKET=gs://NAME -i 1 --down
 #
 # Plain use lacks a price and a cap before it begins, and the deletion of this machine when SkyPilot dies. The bucket has to
-# exist. No byte of the weights touches this disk: they stream from the repository into the bucket, are checksummed on both
-# sides and sealed last; launched again after an interruption, it goes on where it was.
+# exist; start it there with --infra gcp/REGION. No byte of the weights touches this disk: they stream from the repository into
+# the bucket, are checksummed on both sides and sealed last; launched again after an interruption, it goes on where it was.
 name: seed-weights
 resources:
   infra: gcp
   cpus: 16+
   memory: 32+
   disk_size: 50
+  use_spot: true
 workdir: .
 envs:
   BUCKET: ""  # like gs://NAME
@@ -49,12 +50,10 @@ secrets:
 setup: |
   set -e
   export PATH="$HOME/.local/bin:$PATH"
-  command -v uv > /dev/null || python3 -m pip install -q --user uv
-  [ -x ~/seed/bin/python ] || uv venv -q --python 3.12 ~/seed
-  uv pip install -q --python ~/seed/bin/python . "google-cloud-storage>=3.4"
+  scripts/hooks/stack.sh --lock seed --venv ~/seed
 run: |
   case "$BUCKET" in gs://?*) ;; *) echo "say where to with --env BUCKET=gs://NAME" && exit 2 ;; esac
-  timeout 6h ~/seed/bin/python -m kimisession seed "$PROFILE" --here --bucket "$BUCKET"
+  PYTHONPATH=. timeout 6h ~/seed/bin/python -m kimisession seed "$PROFILE" --here --bucket "$BUCKET"
 """
 
 

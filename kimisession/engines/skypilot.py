@@ -235,6 +235,12 @@ class SkyPilotEngine:
         if launching:
             return Observation(now, True, "SkyPilot is launching it", sight.resources, sight.lines)
         keeper = self._keeper(lines, now)
+        if lines:
+            with contextlib.suppress(OSError):
+                self._heard(session_id).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._heard(session_id).touch()
+        elif not sight.files:
+            keeper = Layer("keeper", False, "the machine cannot be reached from here now")
         layers = (keeper, _autodown(layers_text), *sight.layers) if sight.present else ()
         return Observation(
             now,
@@ -243,7 +249,7 @@ class SkyPilotEngine:
             sight.resources,
             (*lines, *sight.lines),
             layers,
-            bool(sight.present) and self._unguarded(sight, lines, keeper, now),
+            bool(sight.present) and self._unguarded(session_id, sight, lines, keeper, now),
             open_endpoint(self._folder(session_id)) if sight.present else "",
         )
 
@@ -262,11 +268,18 @@ class SkyPilotEngine:
         over = any(line.get("kind") == "closed" for line in lines[-20:])
         return Layer("keeper", heard_s < SILENT_S and not over, f"last heard {max(0.0, heard_s):.0f} s ago")
 
-    def _unguarded(self, sight: Sight, lines: list[dict[str, Any]], keeper: Layer, now: datetime) -> bool:
-        """Stopped, or up for long enough and nobody on the machine who would end the session soon."""
+    def _heard(self, session_id: str) -> Path:
+        """There once the keeper was heard from this machine."""
+        return self._folder(session_id) / "heard"
+
+    def _unguarded(
+        self, session_id: str, sight: Sight, lines: list[dict[str, Any]], keeper: Layer, now: datetime
+    ) -> bool:
+        """Stopped, or up for long enough and nobody on the machine who would end the session soon. A machine that cannot be
+        reached for a while says nothing: a bad line from here must not end what works."""
         if sight.stopped:
             return True
-        if keeper.armed or sight.since is None:
+        if keeper.armed or sight.since is None or (not sight.files and self._heard(session_id).exists()):
             return False
         last = max([sight.since, *(datetime.fromisoformat(line["at"]) for line in lines[-1:])])
         return (now - last).total_seconds() > (SILENT_S * 3 if lines else ARM_WITHIN_S)

@@ -72,12 +72,13 @@ def make_scratch(machine: Path) -> dict[str, str]:
     return dict(os.environ)
 
 
-def release_scratch(machine: Path) -> None:
-    """Remove the session's TMPDIR with all that the engine left there. Repeatable."""
+def release_scratch(machine: Path, folder: str = "") -> None:
+    """Remove the session's TMPDIR with all that the engine left there: `folder`, or the one that is written down (whoever
+    made it knows it, also when somebody has removed the machine's folder). Repeatable."""
     with contextlib.suppress(OSError):
-        folder = Path((machine / "run" / "scratch").read_text(encoding="utf-8"))
-        if folder.is_absolute() and folder.name.startswith(_SCRATCH):
-            shutil.rmtree(folder, ignore_errors=True)
+        path = Path(folder or (machine / "run" / "scratch").read_text(encoding="utf-8"))
+        if path.is_absolute() and path.name.startswith(_SCRATCH):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def run(machine: Path, parent: int) -> int:
@@ -106,7 +107,7 @@ def run(machine: Path, parent: int) -> int:
     left = leash.kill_descendants(os.getpid(), within_s=10)
     group.remove()
     release_disk(machine, config)
-    release_scratch(machine)
+    release_scratch(machine, "" if env == dict(os.environ) else env["TMPDIR"])  # never one that we were given
     journal.write("closed", exit_code=code, left=len(left))
     os.close(lock)
     return code

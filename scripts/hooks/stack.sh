@@ -11,6 +11,7 @@
 # Exit codes: 0 installed and verified; 2 usage; 5 not, and the last line says why.
 set -euo pipefail
 cd "$(dirname "$0")"
+export PATH=$PATH:${SKY_RUNTIME_DIR:-${HOME:-/root}}/.local/bin # where SkyPilot puts uv; images have none, nor a Python 3.12
 
 total=4 done_steps=0
 step() { # one line for people, one for the keeper

@@ -292,13 +292,20 @@ SCREENS: dict[str, Callable[[], None]] = {
 }
 
 
-def main(name: str) -> None:
-    """Draw one screen, on a ledger of its own."""
+#: Between two screens of one run.
+NEXT = "\f\n"
+
+
+def main(names: list[str]) -> None:
+    """Draw screens, on a ledger of their own."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KIMISESSION_STATE_HOME"] = os.environ["KIMISESSION_CONFIG_HOME"] = folder
         _ledger()
-        SCREENS[name]()
+        for number, name in enumerate(names):
+            sys.stdout.write(NEXT if number else "")
+            sys.stdout.flush()
+            SCREENS[name]()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -50,7 +50,9 @@ def test_help_fits_a_terminal_of_80_columns(command: str) -> None:
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("kimisession", "config", "guard")])
 def test_every_command_shows_how_it_is_typed_each_example_on_a_line_of_its_own(command: str) -> None:
     text = (GOLDEN / f"{command}.txt").read_text(encoding="utf-8").partition("\nOptions:")[0]
-    typed = re.findall(rf"^  (?:Example: |  )(?:eval .*)?kimisession {command.replace('-', ' ')}\b.*$", text, re.MULTILINE)
+    typed = re.findall(
+        rf"^  (?:Example: |  )(?:eval .*)?kimisession {command.replace('-', ' ')}\b.*$", text, re.MULTILINE
+    )
     assert typed, text
     assert all(line.count("kimisession ") == 1 for line in typed), "a blank line between examples keeps them apart"
 

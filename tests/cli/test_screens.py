@@ -8,6 +8,7 @@ terminals are sent the same bytes: see test_colour.py. `python tests/cli/test_sc
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from command_line import Home
-from screens import SCREENS
+from screens import NEXT, SCREENS
 from terminal import balanced, on_terminal, plain, too_wide
+
+from kimisession.cli.show import Screen
 
 GOLDEN = Path(__file__).parent / "golden" / "screens"
 WIDTHS = (80, 140)
@@ -25,20 +28,20 @@ DRAW = [sys.executable, str(Path(__file__).parent / "screens.py")]
 COLOUR = {"TERM": "xterm-256color"}
 
 
-def drawn(name: str, columns: int, folder: Path, **env: str) -> str:
-    """A screen on a terminal so wide."""
-    code, text = on_terminal([*DRAW, name], columns, {**Home(folder).env(), **COLOUR, **env}, folder)
+def drawn(names: Iterable[str], columns: int, folder: Path, **env: str) -> dict[str, str]:
+    """Screens on a terminal so wide."""
+    code, text = on_terminal([*DRAW, *names], columns, {**Home(folder).env(), **COLOUR, **env}, folder)
     assert code == 0, text
-    return text
+    return dict(zip(names, text.split(NEXT), strict=True))
 
 
-def piped(name: str, folder: Path) -> str:
-    """A screen in a pipe, both streams together."""
+def piped(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """Screens in a pipe, both streams together."""
     env = {**Home(folder).env(), **COLOUR}
     done = subprocess.run(
-        [*DRAW, name], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+        [*DRAW, *names], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
     )
-    return done.stdout
+    return dict(zip(names, done.stdout.split(NEXT), strict=True))
 
 
 def shown(text: str) -> str:
@@ -46,15 +49,25 @@ def shown(text: str) -> str:
     return text.replace("\x1b", "^[")
 
 
-def files_of(name: str, folder: Path) -> dict[str, str]:
-    """Every file of one screen."""
-    wide = {f"{name}.{columns}.txt": drawn(name, columns, folder, NO_COLOR="1") for columns in WIDTHS}
-    return {**wide, f"{name}.80.colour.txt": shown(drawn(name, 80, folder)), f"{name}.pipe.txt": piped(name, folder)}
+def all_files(folder: Path) -> dict[str, dict[str, str]]:
+    """Every file of every screen."""
+    kinds = {
+        **{f"{columns}.txt": drawn(SCREENS, columns, folder, NO_COLOR="1") for columns in WIDTHS},
+        "80.colour.txt": {name: shown(text) for name, text in drawn(SCREENS, 80, folder).items()},
+        "pipe.txt": piped(SCREENS, folder),
+    }
+    return {name: {f"{name}.{kind}": texts[name] for kind, texts in kinds.items()} for name in SCREENS}
+
+
+@pytest.fixture(scope="module")
+def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Every screen as it is drawn now."""
+    return all_files(tmp_path_factory.mktemp("screens"))
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_looks_as_it_looked(name: str, tmp_path: Path) -> None:
-    files = files_of(name, tmp_path)
+def test_a_screen_looks_as_it_looked(name: str, now: dict[str, dict[str, str]]) -> None:
+    files = now[name]
     for file, text in files.items():
         assert text == (GOLDEN / file).read_text(encoding="utf-8"), "if it is meant: python tests/cli/test_screens.py"
     colour = (GOLDEN / f"{name}.80.colour.txt").read_text(encoding="utf-8").replace("^[", "\x1b")
@@ -82,16 +95,25 @@ def test_what_is_kept_is_no_wider_than_its_terminal_and_a_pipe_has_no_escapes(pa
 
 
 def test_a_dumb_terminal_gets_no_escape_at_all(tmp_path: Path) -> None:
-    for name in ("start", "watch-busy"):
-        text = drawn(name, 80, tmp_path, TERM="dumb")
-        assert "\x1b" not in text
-        assert "\r" not in text
-    assert drawn("cost", 80, tmp_path, TERM="dumb") == (GOLDEN / "cost.80.txt").read_text(encoding="utf-8")
+    dumb = drawn(SCREENS, 80, tmp_path, TERM="dumb")
+    for name, text in dumb.items():
+        assert "\x1b" not in text, name
+        assert "\r" not in text, name
+    assert dumb["cost"] == (GOLDEN / "cost.80.txt").read_text(encoding="utf-8")
+
+
+def test_a_screen_is_removed_from_the_first_column_wherever_an_echoed_ctrl_c_left_the_cursor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Screen() as screen:
+        screen.draw(["one", "two"])
+        screen.draw(["three"])
+    assert capsys.readouterr().err == "one\ntwo\n\r\x1b[2A\x1b[Jthree\n\r\x1b[1A\x1b[J"
 
 
 def test_a_very_narrow_terminal_still_gets_every_word(tmp_path: Path) -> None:
-    narrow, wide = drawn("status-one", 40, tmp_path, NO_COLOR="1"), drawn("status-one", 140, tmp_path, NO_COLOR="1")
-    assert narrow.split() == wide.split()
+    narrow = drawn(("status-one",), 40, tmp_path, NO_COLOR="1")["status-one"]
+    assert narrow.split() == (GOLDEN / "status-one.140.txt").read_text(encoding="utf-8").split()
 
 
 def test_a_session_on_a_real_terminal_is_never_wider_than_it_and_leaves_no_style_on(tmp_path: Path) -> None:
@@ -120,8 +142,8 @@ def write() -> None:
     for path in GOLDEN.glob("*.txt"):
         path.unlink()
     with tempfile.TemporaryDirectory() as folder:
-        for name in SCREENS:
-            for file, text in files_of(name, Path(folder)).items():
+        for files in all_files(Path(folder)).values():
+            for file, text in files.items():
                 (GOLDEN / file).write_text(text, encoding="utf-8")
     print(f"wrote {len(list(GOLDEN.iterdir()))} files into {GOLDEN}")
 

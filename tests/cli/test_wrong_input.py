@@ -75,7 +75,7 @@ TYPED = {
     "a name with a dash last": ((*START, "--name", "demo-"), 2, r"--name: 'demo-' cannot name", r"start --help"),
     "a path for a name": ((*START, "--name", "../x"), 2, r"--name: '\.\./x' cannot name a session", r"start --help"),
     "a place that is none": ((*START, "--infra", "moon"), 2, r"'moon' is not a place", r"--infra"),
-    "GPUs without weights": (("start", "kimi-k2.5-int4", "-y", "--infra", "local", "--gpus", "CPU:1"), 2, r"--gpus: .* no checkpoint for cpu", r"help"),
+    "GPUs without weights": ((*START, "--gpus", "H100:8"), 2, r"--gpus: .* no checkpoint for hopper", r"start --help"),
     "a checkpoint": ((*START, "--checkpoint", "fp1"), 2, r"has no checkpoint 'fp1'; it has stand-in", r"start --help"),
     "no terminal": (("start", "rehearsal"), 2, r"there is no terminal to ask", r"add --yes; nothing was created"),
     "int4 of another": (("start", "rehearsal", "--int4"), 2, r"--int4 is a form of kimi-k2\.5", r"leave one"),

@@ -30,7 +30,7 @@ from kimisession.engines.base import Engine
 from kimisession.engines.local import LocalEngine
 from kimisession.engines.local_machine import Machine
 from kimisession.engines.memory import MemoryCloud, MemoryEngine
-from kimisession.errors import NotYetGone
+from kimisession.errors import NotYetGone, UsageMistake
 from kimisession.rehearsal.standin_model import make_standin_model
 
 QUICK = replace(
@@ -266,3 +266,8 @@ def test_a_restart_brings_another_run_on_the_same_machine(place: Place, shared: 
 def test_nothing_of_the_shared_machine_is_left(place: Place, shared: LaunchSpec) -> None:
     assert place.end(shared.session_id).present is False
     assert place.engine().find() == ()
+
+
+def test_extending_what_is_not_there_is_refused_in_a_sentence(place: Place) -> None:
+    with pytest.raises(UsageMistake, match="no machine to extend"):
+        place.engine().extend("nobody-0123abcd", place.now() + timedelta(hours=1), 3600)

@@ -12,12 +12,12 @@
 A `Mutation` takes one rule, layer or confirmation out. `Leak` says which promise was broken. Time goes in minutes.
 """
 
+import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,9 @@ IDLE_S, CAP_S, READY_S, WITHOUT_KEEPER_S, GRACE_S = 600.0, 1800.0, 120.0, 900.0,
 #: How much later than its moment an end may come: ticks of a minute, the reaper's three, and a fault that lasts five.
 LATE = timedelta(minutes=15)
 
+#: ... of what acts on the machine itself.
+SLACK_S = 480.0
+
 
 class Leak(AssertionError):
     """A promise was broken."""
@@ -64,8 +67,9 @@ class Mutation:
     no_due: str = ""  # of the timer: deadline, uptime, keeper
     no_verdict: str = ""  # of the reaper: stopped
     no_proof: str = ""  # apart, pending, silent, stopped
-    no_teardown: str = ""  # of whoever looks: ghost, unguarded, past-deadline, asked
+    no_teardown: str = ""  # of whoever looks: unguarded, past-deadline, asked
     never_loud: bool = False
+    unchecked: bool = False  # start does not ask for a reaper
     label_stays: bool = False  # extend moves the keeper's cap and not the label
 
 
@@ -76,7 +80,7 @@ class Vm:
     name: str
     session: str
     uptime: float = 0.0
-    keeper: str = "alive"  # alive, hung, dead
+    keeper: str = "alive"  # alive; hung; stuck: it beats and ends nothing; dead; none: SkyPilot never got to it
     began: float = 0.0  # the keeper's start
     hung_at: float = 0.0
     job_ended: float | None = None
@@ -85,6 +89,8 @@ class Vm:
     seen_keeper: float = 0.0
     autodown: bool = True
     timer: bool = True
+    rebooted: bool = False
+    timer_killed: bool = False
     cap: float = CAP_S
     clock_off: float = 0.0  # of its wall clock, in seconds
     timer_utc: float = 0.0
@@ -99,16 +105,17 @@ class World:
         self.now = NOON
         self.cloud = MemoryCompute(lambda: self.now)
         self.cloud.stopping_s = 0.0
-        self.folder = tempfile.TemporaryDirectory(prefix="kimisession-test-")
+        # In memory where that can be: a disk that is waited for at every look is not what is tried here.
+        shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = tempfile.TemporaryDirectory(prefix="kimisession-test-", dir=shm)
         self.ledger: dict[str, Session] = {}
         self.vms: dict[str, Vm] = {}
-        self.pending: list[tuple[datetime, Operation, str]] = []  # inserts whose reply was lost, and when they come
+        self.on_its_way: list[str] = []  # inserts whose command is dead and which the cloud has not got yet
+        self.pending: list[tuple[datetime, Operation, str]] = []  # ... has got, and when their machine comes
         self.reaper = True
-        self.healthy_since = NOON  # the API answers and deletes
-        self.died: dict[str, datetime] = {}  # machine -> when its keeper died
         self.place = GcpPlace(
             Path(self.folder.name),
-            lambda: _Answers(self.cloud, self.mutation.no_proof),  # type: ignore[arg-type, return-value]
+            lambda: _Answers(self.cloud, self.mutation.no_proof),
             guard=lambda cloud, now: Layer("reaper", self.reaper, ""),
             desk=lambda session_id: None,
             now=lambda: self.now,
@@ -125,20 +132,21 @@ class World:
         """`start`; `lost`: the reply to the insert is lost and the command with it, and the machine comes minutes later."""
         if any(session.live for session in self.ledger.values()):
             return
+        if not self.reaper and not self.mutation.unchecked:
+            return  # GcpPlace.check refuses
         number = len(self.ledger)
         session_id = f"demo-{number:08x}"
         until = self.now + timedelta(seconds=CAP_S)
         request = requested(self.now, infra="gcp", deadline=until, latest=self.now + timedelta(hours=2))
         self._learn(session_id, [request, LaunchRequested(self.now)])
         if lost:
-            operation = self.cloud.did("bulkInsert", "", status="RUNNING", group=f"g{number}")
-            self.pending.append((self.now + 4 * MINUTE, operation, session_id))
+            self.on_its_way.append(session_id)
             self._learn(session_id, [LaunchFailed(self.now, "the reply was lost")])
             self._learn(session_id, [TeardownRequested(self.now, "launch-failed", "command")])
             return
         self._boot(session_id, until)
 
-    def _boot(self, session_id: str, until: datetime) -> None:
+    def _boot(self, session_id: str, until: datetime) -> Vm:
         labels = session_labels(session_id, "demo", "me", until)
         machine = self.cloud.insert(session_id, labels)
         vm = Vm(machine.name, session_id)
@@ -147,6 +155,7 @@ class World:
         vm.timer = self.mutation.no_layer != "timer"
         vm.autodown = self.mutation.no_layer != "autodown"
         self.vms[machine.name] = vm
+        return vm
 
     def stop(self) -> None:
         """`stop`, whose command dies after its first call: whoever looks has to finish it."""
@@ -174,6 +183,17 @@ class World:
             if vm.keeper == "alive" and vm.uptime - vm.began > READY_S:
                 vm.used, vm.was_used = vm.uptime, True
 
+    def busy(self) -> None:
+        """A request every five minutes."""
+        for _ in range(6):
+            self.use()
+            self.wait(5)
+
+    def minutes_left(self) -> int:
+        """Until a minute before the next deadline."""
+        left = [self._deadline(vm.session) - self.now for vm in self._running()]
+        return max(0, (min(left) - MINUTE) // MINUTE) if left else 0
+
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def kill_keeper(self, hang: bool) -> None:
@@ -181,17 +201,19 @@ class World:
         for vm in self._running():
             if vm.keeper == "alive":
                 vm.keeper, vm.hung_at = ("hung" if hang else "dead"), vm.uptime
-                self.died.setdefault(vm.name, self.now)
-                if not hang:
-                    vm.job_ended = vm.uptime
+                vm.job_ended = None if hang else vm.uptime
+
+    def stick(self) -> None:
+        """A keeper that beats, and that never ends anything: to wrapper, timer and whoever looks it lives."""
+        for vm in self._running():
+            if vm.keeper == "alive":
+                vm.keeper = "stuck"
 
     def reboot(self) -> None:
         """Keeper and autodown do not come back; the timer's unit does."""
         for vm in self._running():
-            vm.timer_uptime -= vm.uptime  # the bound is on this boot's clock from here on
-            vm.timer_uptime += 0 if vm.timer_uptime < 0 else vm.uptime
-            vm.keeper, vm.job_ended, vm.autodown, vm.uptime, vm.seen_keeper = "dead", None, False, 0.0, 0.0
-            self.died.setdefault(vm.name, self.now)
+            vm.keeper, vm.job_ended, vm.autodown, vm.rebooted = "dead", None, False, True
+            vm.uptime = vm.seen_keeper = 0.0
 
     def step_clock(self, seconds: float) -> None:
         """The machines' wall clocks step."""
@@ -199,24 +221,27 @@ class World:
             vm.clock_off += seconds
 
     def power_off(self) -> None:
-        """From inside: the machine stays, stopped, with a billed disk."""
-        for vm in self._running():
-            self.cloud.stop(vm.name)
+        """From inside: the machine stays, stopped, with a billed disk. Only the reaper, or who looks, can end that."""
+        if self.reaper:
+            for vm in self._running():
+                self.cloud.stop(vm.name)
 
     def kill_timer(self) -> None:
         """Root on the machine, or a full disk at the wrong moment. Never with the reaper dead: nobody survives both."""
-        if self.reaper and self.mutation.no_layer != "reaper":
+        if self.reaper:
             for vm in self._running():
-                vm.timer = False
+                vm.timer, vm.timer_killed = False, True
 
     def kill_reaper(self) -> None:
         """... and the other way round."""
-        if all(vm.timer for vm in self._running()):
+        alone = [m for m in self.cloud.machines.values() if m.stopped or self.vms[m.name].timer_killed]
+        if not (self.on_its_way or self.pending or alone):
             self.reaper = False
 
     def cloud_fails(self, how: str) -> None:
-        """For the next minutes nothing answers, deletes are refused, deletes lie, or a zone is silent."""
-        self.heal()
+        """For five minutes nothing answers, deletes are refused, deletes lie, or a zone is silent; then ten without."""
+        if self.now < self.ill_until + 10 * MINUTE:
+            return
         if how == "unreachable":
             self.cloud.unreachable = True
         elif how == "deletes fail":
@@ -227,7 +252,7 @@ class World:
             self.cloud.silent = ("us-central1-a",)
         self.ill_until = self.now + 5 * MINUTE
 
-    ill_until = NOON
+    ill_until = NOON - timedelta(hours=1)
 
     def heal(self) -> None:
         """The cloud behaves."""
@@ -248,7 +273,12 @@ class World:
                 if at <= self.now:
                     self.pending.remove((at, operation, session_id))
                     self.cloud.finish(operation)
-                    self._boot(session_id, self._deadline(session_id))
+                    vm = self._boot(session_id, self._deadline(session_id))
+                    vm.keeper, vm.timer, vm.autodown, vm.timer_killed, vm.rebooted = "none", False, False, True, True
+            for session_id in self.on_its_way:
+                operation = self.cloud.did("bulkInsert", "", status="RUNNING", group=session_id)
+                self.pending.append((self.now + 4 * MINUTE, operation, session_id))
+            self.on_its_way = []
             for vm in self._running():
                 self._on_machine(vm)
             if (self.now - NOON) // MINUTE % 3 == 0:
@@ -261,10 +291,9 @@ class World:
             vm.seen_keeper = vm.uptime
             if self._keeper_says(vm) is policy.Action.END:
                 vm.keeper, vm.job_ended = "dead", vm.uptime
-                self.died.setdefault(vm.name, self.now)
-        elif vm.keeper == "hung":
+        elif vm.keeper in ("hung", "stuck"):
             vm.seen_keeper = vm.uptime
-            if vm.uptime - vm.hung_at >= 60 and self.mutation.no_layer != "wrapper":
+            if vm.keeper == "hung" and vm.uptime - vm.hung_at >= 60 and self.mutation.no_layer != "wrapper":
                 vm.keeper, vm.job_ended = "dead", vm.uptime
         gone = vm.autodown and vm.job_ended is not None and vm.uptime - vm.job_ended >= 60
         if gone or (vm.timer and self._timer_says(vm)):
@@ -323,6 +352,7 @@ class World:
             session = self._learn(session_id, self._news(self.ledger[session_id], seen))
             why = lifecycle.must_tear_down(session, seen)
             kind = "asked" if session.teardown else why
+            well = self.now >= self.ill_until
             if why and kind != self.mutation.no_teardown:
                 if session.teardown is None:
                     self._learn(session_id, [TeardownRequested(self.now, why, "kimisession")])
@@ -330,6 +360,8 @@ class World:
                     self.place.end(session_id, force=True)
                 except UnconfirmedError as error:
                     self._learn(session_id, [Unconfirmed(self.now, error.message)])
+            left = [m.name for m in self.cloud.machines.values() if m.session == session_id]
+            _holds(not (why and left and well), f"{left} had to be ended ({why}), somebody looked, and it is there")
             self._check_after(session_id, seen)
         self.check()
 
@@ -338,7 +370,7 @@ class World:
             sight = self.place.look(session_id)
         except UnconfirmedError as error:
             return Observation(self.now, None, error.message)
-        alive = any(vm.keeper == "alive" for vm in self._running() if vm.session == session_id)
+        alive = any(vm.keeper in ("alive", "stuck") for vm in self._running() if vm.session == session_id)
         young = sight.since is not None and self.now - sight.since < timedelta(seconds=WITHOUT_KEEPER_S)
         unguarded = bool(sight.present) and (sight.stopped or not (alive or young))
         return Observation(self.now, sight.present, sight.why, sight.resources, sight.lines, (), unguarded)
@@ -363,35 +395,41 @@ class World:
         for session in self.ledger.values():
             there = [m.name for m in self.cloud.machines.values() if m.name.startswith(session.id)]
             coming = [sid for _, _, sid in self.pending if sid == session.id]
-            if not session.live and session.teardown is not None and session.teardown.reason != "ghost":
+            coming += [sid for sid in self.on_its_way if sid == session.id]
+            if not session.live:
                 _holds(not there and not coming, f"{session.id} was called gone, and {there or 'a request'} is there")
 
     def _covered(self, machine: Machine) -> None:
         ill = max(timedelta(0), self.ill_until - self.now)
-        late = LATE + ill
-        vm, session = self.vms.get(machine.name), self.ledger[machine.session]
+        late, agreed = LATE + ill, self._deadline(machine.session)
         assert machine.deadline is not None
-        _holds(self.now <= machine.deadline + GRACE + late, f"{machine.name} is past the deadline in its label")
-        agreed = self._deadline(session.id)
         _holds(self.now <= agreed + GRACE + late, f"{machine.name} is past what was agreed")
-        _holds(machine.deadline >= agreed - timedelta(seconds=1), "the reaper would end it before its deadline")
+        _holds(machine.deadline >= agreed - timedelta(seconds=1), "the label would end it before what was agreed")
         if machine.stopped:
             stopped = machine.ended or machine.began
-            if self.reaper:
-                _holds(self.now <= stopped + FRESH + late, f"{machine.name} is stopped and its disk is billed")
+            _holds(
+                not self.reaper or self.now <= stopped + FRESH + late, f"{machine.name} is stopped, its disk is billed"
+            )
             return
-        if vm is None or vm.name not in self.vms:
-            return
+        self._ends_by_itself(self.vms[machine.name], SLACK_S + ill.total_seconds(), agreed)
+
+    def _ends_by_itself(self, vm: Vm, slack_s: float, agreed: datetime) -> None:
+        """Each reason acts within its bound, as long as who has to act was not killed."""
         if vm.keeper == "alive":
             last = max(vm.used, READY_S)
-            _holds(vm.uptime <= last + IDLE_S + 300 + ill.total_seconds(), f"{machine.name} is idle and goes on")
-            _holds(vm.uptime <= vm.cap + 120 + ill.total_seconds(), f"{machine.name} is past its hard cap and goes on")
-        elif vm.keeper == "hung":
-            _holds(vm.uptime <= vm.hung_at + 300, f"the keeper of {machine.name} hangs and nobody minds")
-        elif vm.job_ended is not None and vm.autodown_was_armed if hasattr(vm, "autodown_was_armed") else False:
-            pass
-        if vm.name in self.died and vm.timer_armed_at_death if hasattr(vm, "timer_armed_at_death") else False:
-            pass
+            _holds(vm.uptime <= last + IDLE_S + 120, f"{vm.name} is idle and goes on")
+            _holds(vm.uptime <= vm.cap + 120, f"{vm.name} is past its hard cap and goes on")
+        if vm.keeper == "hung":
+            _holds(vm.uptime <= vm.hung_at + slack_s, f"the keeper of {vm.name} hangs and nobody minds")
+        if vm.job_ended is not None and not vm.rebooted:
+            _holds(vm.uptime <= vm.job_ended + slack_s, f"the job of {vm.name} has ended and the machine goes on")
+        if vm.timer_killed:
+            return
+        alone_s = vm.uptime - vm.seen_keeper
+        _holds(alone_s <= WITHOUT_KEEPER_S + slack_s, f"{vm.name} has no keeper and goes on")
+        # Either of its two clocks is enough, and a reboot takes one of them away.
+        if (vm.clock_off >= 0 or not vm.rebooted) and self.now >= self.ill_until + 10 * MINUTE:
+            _holds(self.now <= agreed + timedelta(seconds=GRACE_S) + 2 * MINUTE, f"the timer of {vm.name} is late")
 
     def _check_after(self, session_id: str, seen: Observation) -> None:
         session = self.ledger[session_id]
@@ -405,9 +443,11 @@ class World:
         """However it went: the cloud answers again, somebody looks now and then, and nothing is left."""
         self.ill_until = self.now
         self.heal()
-        for _ in range(8):
+        for _ in range(50):  # the longest that a session may be extended to, and the slowest layer
             self.wait(3)
             self.look()
+            if not self._live():
+                break
         _holds(not self.cloud.machines, f"{list(self.cloud.machines)} is left")
         _holds(not self._live(), f"{[s.id for s in self._live()]} is never proven gone")
 
@@ -472,12 +512,15 @@ STEPS: Mapping[str, Callable[[World], None]] = {
     "stop": lambda w: w.stop(),
     "extend": lambda w: w.extend(),
     "use": lambda w: w.use(),
+    "busy for half an hour": lambda w: w.busy(),
+    "until the deadline": lambda w: w.wait(w.minutes_left()),
     "look": lambda w: w.look(),
     "a minute": lambda w: w.wait(1),
     "five minutes": lambda w: w.wait(5),
     "an hour": lambda w: w.wait(60),
     "keeper killed": lambda w: w.kill_keeper(hang=False),
     "keeper hangs": lambda w: w.kill_keeper(hang=True),
+    "keeper beats and ends nothing": lambda w: w.stick(),
     "reboot": lambda w: w.reboot(),
     "clock an hour back": lambda w: w.step_clock(-3600),
     "clock an hour on": lambda w: w.step_clock(3600),
@@ -489,6 +532,3 @@ STEPS: Mapping[str, Callable[[World], None]] = {
     "deletes lie": lambda w: w.cloud_fails("deletes lie"),
     "a zone is silent": lambda w: w.cloud_fails("silent"),
 }
-
-#: Not used by anything here, and what a receipt would need.
-PRICE = Decimal(26)

@@ -12,14 +12,16 @@ import pytest
 from good_values import PROFILE, choices
 from memory_compute import MemoryCompute, node_of
 
+from kimisession.cli.recovering import find_lost
 from kimisession.controller import Controller
 from kimisession.core.cost import cost_of
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import PROOF_WITHIN, Layer, Observation
 from kimisession.core.quote import make_quote
+from kimisession.core.recovery import under_the_same_caps, useful
 from kimisession.engines.gcp import GcpPlace
 from kimisession.engines.skypilot import SkyPilotEngine
-from kimisession.errors import EngineFailed, LeakSuspected
+from kimisession.errors import EngineFailed, LeakSuspected, NoCapacity, UsageMistake
 from kimisession.store import Store
 
 
@@ -235,3 +237,50 @@ def test_two_machines_of_one_session_are_both_billed(there: There) -> None:
     there.look()
     there.moment += timedelta(hours=1)
     assert cost_of(there.session(), there.moment).usd >= 2 * 26
+
+
+def test_a_lost_session_is_gone_on_with_under_its_old_caps_once_it_is_proven_gone(there: There) -> None:
+    first = there.start()
+    there.moment += timedelta(minutes=7)
+    there.cloud.preempt(node_of(first.id))
+    there.look()  # the journal says preempted, and it is not proven gone yet
+    assert there.session().live
+    lost = find_lost(there.controller(), "demo", "good", ())
+    assert [one.id for one in lost] == [first.id]
+    assert (lost[0].state, lost[0].reason) == (State.GONE, "preempted")
+    controller = there.controller()
+    chosen = choices(infra="gcp", bucket_url="gs://weights", usd_per_hour=Decimal(26))
+    quote = under_the_same_caps(make_quote(replace(PROFILE, load="copy"), chosen, there.moment), lost, ())
+    spec = controller.check(quote)
+    second = controller.launch(controller.request(quote, spec), spec)
+    assert second.deadline == first.deadline
+    assert [one.id for one in controller.chain(second)] == [second.id, first.id]
+    there.moment += timedelta(hours=1)
+    assert useful(controller.chain(second), there.moment).sessions == 2
+
+
+def test_only_what_was_lost_is_gone_on_with_and_no_cap_can_be_typed_for_it(there: There) -> None:
+    session = there.start()
+    with pytest.raises(UsageMistake, match="is starting; only a machine that was lost"):
+        find_lost(there.controller(), "demo", "good", ())
+    there.controller().stop(session, "kimisession stop", "user")
+    with pytest.raises(UsageMistake, match="ended: user"):
+        find_lost(there.controller(), "demo", "good", ())
+    with pytest.raises(UsageMistake, match="--budget cannot be given"):
+        find_lost(there.controller(), "demo", "good", ("--budget",))
+    with pytest.raises(UsageMistake, match="no session 'other'"):
+        find_lost(there.controller(), "other", "good", ())
+
+
+def test_places_that_had_no_machine_are_in_the_ledger_with_their_reasons(there: There) -> None:
+    class ResourcesUnavailableError(Exception):
+        failover_history = (Exception("us-east5-a: ZONE_RESOURCE_POOL_EXHAUSTED"),)
+
+    def fails(task: dict[str, Any]) -> None:
+        raise ResourcesUnavailableError("none to be had")
+
+    there.sdk.launches = fails
+    with pytest.raises(NoCapacity):
+        there.start()
+    assert [attempt.why for attempt in there.session().attempts] == ["us-east5-a: ZONE_RESOURCE_POOL_EXHAUSTED"]
+    assert there.session().state is State.GONE

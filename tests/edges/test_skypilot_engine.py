@@ -326,3 +326,17 @@ def test_the_last_words_of_a_machine_that_is_gone_are_kept(tmp_path: Path) -> No
     here.observe(ID)
     assert list(engine(tmp_path, GONE).logs(ID, follow=False)) == ["gib failed: no such device"]
     assert list(engine(tmp_path, GONE).logs("other-0123abcd", follow=True)) == []
+
+
+def test_a_line_that_is_down_is_no_reason_to_end_what_was_heard_once(tmp_path: Path) -> None:
+    old = datetime.now(UTC) - timedelta(hours=1)
+    deaf = replace(THERE, since=old, files=())
+    assert engine(tmp_path, deaf).observe(ID).unguarded, "never heard: SkyPilot may have died before the keeper began"
+    heard = replace(THERE, since=old, files=("", journal(beat(5))))
+    here = engine(tmp_path, heard, deaf)
+    assert not here.observe(ID).unguarded
+    here._seen.clear()
+    assert not here.observe(ID).unguarded
+    seen = engine(tmp_path, deaf).observe(ID)  # another command, which has heard nothing itself
+    assert not seen.unguarded
+    assert seen.layers[0].evidence == "the machine cannot be reached from here now"

@@ -94,7 +94,7 @@ def test_a_torch_that_loads_another_nccl_than_the_pinned_one_is_told(tmp_path: P
     assert "torch loads NCCL 2.26.2 and the lock pins 2.29.3" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("lock", sorted((HOOKS / "locks").glob("*.lock")), ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("lock", sorted((HOOKS / "locks").glob("vllm-*.lock")), ids=lambda path: str(path.stem))
 def test_every_lock_names_its_cuda_and_has_a_hash_for_each_package(lock: Path) -> None:
     text = lock.read_text(encoding="ascii")
     packages = [line for line in text.splitlines() if "==" in line and not line.startswith("#")]

@@ -24,6 +24,12 @@ def test_a_session_has_a_tmpdir_of_its_own_and_it_goes_with_all_that_is_in_it(tm
     job.release_scratch(machine)
 
 
+def test_its_maker_removes_it_although_the_machines_folder_is_gone(tmp_path: Path) -> None:
+    scratch = job.make_scratch(a_machine(tmp_path))["TMPDIR"]
+    job.release_scratch(tmp_path / "gone", scratch)
+    assert not Path(scratch).exists()
+
+
 def test_its_path_leaves_room_for_the_names_of_sockets(tmp_path: Path) -> None:
     machine = a_machine(tmp_path)
     before = tempfile.tempdir

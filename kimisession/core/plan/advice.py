@@ -222,7 +222,7 @@ def advise(
     if base.max_num_seqs is not None and base.max_num_seqs < requests:
         base = replace(base, max_num_seqs=requests)
     wish = f"{context:,} tokens" + (f" x {requests} requests" if requests > 1 else "")
-    usable = [change for change in CHANGES if change.applies(card, gpu, base)]
+    usable = [c for c in CHANGES if c.applies(card, gpu, base) and _keeps(c.make(card, gpu, base)[1], requests)]
     orders = sorted(
         (combo for size in range(min(MOST_CHANGES, len(usable)) + 1) for combo in combinations(usable, size)),
         key=lambda combo: (sum(change.price for change in combo), len(combo)),
@@ -244,6 +244,11 @@ def advise(
     if maybe is not None:
         return _answer("borderline", wish, maybe, card, gpu, base)
     return _answer("does not start", wish, best[1], card, gpu, base)
+
+
+def _keeps(setup: Setup, requests: int) -> bool:
+    """Whether the engine still takes that many requests at once."""
+    return setup.max_num_seqs is None or setup.max_num_seqs >= requests
 
 
 def _runs_together(card: ModelCard, gpu: Gpu, setup: Setup) -> bool:

@@ -55,6 +55,9 @@ Verdict = Literal["starts", "does not start", "borderline"]
 OUTSIDE_BUDGET_GIB = 1.5
 """CUDA context and NCCL, which vLLM's budget does not count (snapshot after NCCL init, vllm pull 25359, Sep 2025)."""
 GRAPHS_ERROR_GIB = 1.0
+CONTEXT_GIB = 0.5
+"""A CUDA context alone takes about so much before anything is loaded: vLLM compares what is free with the budget first
+('Free memory on device ... on startup is less than desired GPU memory utilization')."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ def predict(card: ModelCard, gpu: Gpu, setup: Setup) -> Fit:
     spare = _spare_above_budget(setup, r, graphs)
     if verdict != "does not start" and spare is not None and spare < 0:
         verdict, reason = _graphs_do_not_fit(verdict, reason, r, graphs, spare)
+    verdict, reason = _asks_for_too_much(verdict, reason, r)
     above = () if spare is None else (f"above the budget after CUDA graphs, context and NCCL: {spare:.2f} GiB",)
     explain = (
         f"budget: {r.total_gib:.2f} GiB x {r.utilisation:g} = {budget:.2f} GiB ({gpu.name}, vLLM {r.engine.text})",
@@ -241,6 +245,20 @@ def _graphs_do_not_fit(verdict: Verdict, reason: str, r: Resolved, graphs: Figur
     if spare < -GRAPHS_ERROR_GIB:
         return "does not start", says
     return verdict, f"{reason} But {says}"
+
+
+def _asks_for_too_much(verdict: Verdict, reason: str, r: Resolved) -> tuple[Verdict, str]:
+    """What a budget beyond the memory that is free at the start makes of a verdict."""
+    left = r.total_gib * (1 - r.utilisation)
+    early = r.engine.version is not None and r.engine.version < (0, 8)  # one of those ran at 1.0 (a log of 0.7)
+    if verdict == "does not start" or left >= OUTSIDE_BUDGET_GIB or early:
+        return verdict, reason
+    safer = int(100 * (1 - OUTSIDE_BUDGET_GIB / r.total_gib)) / 100
+    says = (
+        f"--gpu-memory-utilization {r.utilisation:g} leaves {left:.2f} GiB for CUDA's context and NCCL, which take about "
+        f"{OUTSIDE_BUDGET_GIB}; lower it to {safer:.2f}."
+    )
+    return ("does not start", says) if left < CONTEXT_GIB else ("borderline", says)
 
 
 def _host_ram(setup: Setup) -> Figure:

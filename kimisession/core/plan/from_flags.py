@@ -39,7 +39,7 @@ def setup_of(version: str, flags: Mapping[str, FlagValue], env: Mapping[str, str
         eager=said.get("enforce-eager") is True,
         vision=_vision(said),
         draft=str(draft.get("model") or draft.get("method") or "") or None,
-        draft_tokens=int(draft.get("num_speculative_tokens") or 3),
+        draft_tokens=_int(draft, "num_speculative_tokens", "speculative-config: num_speculative_tokens") or 3,
         attention_backend=str(said.get("attention-backend", "")),
         block_size=_int(said, "block-size"),
         graphs_in_budget=None if estimates is None else estimates == "1",
@@ -72,7 +72,7 @@ def tokens_of(text: str) -> int:
     return int(digits) * scale
 
 
-def _int(said: Mapping[str, FlagValue], name: str) -> int | None:
+def _int(said: Mapping[str, Any], name: str, written: str = "") -> int | None:
     value = said.get(name)
     if value is None or value is True or str(value) in ("-1", "auto"):
         return None
@@ -80,8 +80,8 @@ def _int(said: Mapping[str, FlagValue], name: str) -> int | None:
     scale = _SIZES.get(text[-1:], 1)
     try:
         return int(float(text[:-1]) * scale) if scale > 1 else int(text)
-    except ValueError:
-        raise ValueError(f"--{name} {text}: that is not a whole number") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"--{written or name} {text}: that is not a whole number") from None
 
 
 def _float(said: Mapping[str, FlagValue], name: str) -> float | None:

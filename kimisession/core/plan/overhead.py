@@ -32,6 +32,8 @@ INDEXER_GIB = 4.5
 """Overhead that sparse attention adds, of the order that GLM-5.1 logs leave; its half-width is as large."""
 CALIBRATED_BATCH = (2048, 16384)
 CALIBRATED_SEQS = 256
+LOGGED_COMPUTE = {False: 9.0, True: 12.0}
+"""The GPUs of the calibration logs, by whether they are of community builds: Hopper, and RTX PRO 6000."""
 
 GRAPHS_GIB = (0.13, 1.31e-3, 9.92e-6)
 """Estimate of CUDA-graph memory as a + b t + c t^2 over the largest captured size t: 0.13 at 2, 0.46 at 128 and 1.22 at
@@ -254,6 +256,10 @@ def _doubts(card: ModelCard, setup: Setup, r: Resolved) -> tuple[Doubt, ...]:
         (
             setup.pp > 1 or setup.dp > 1 or setup.tp not in (COUNTED_TP if is_counted(r) else (8,)),
             Doubt(f"TP{setup.tp} PP{setup.pp} DP{setup.dp}: at most one log of such a split", UNLOGGED_SHAPE_GIB),
+        ),
+        (
+            r.compute != LOGGED_COMPUTE[r.engine.is_fork],
+            Doubt("no log of such a GPU: kernels and their buffers are others", UNLOGGED_SHAPE_GIB),
         ),
         (
             not batch_low <= r.batch_tokens <= batch_high,

@@ -35,6 +35,7 @@ _ALIASES = {
 }
 #: Ours to decide: where the endpoint listens, with which key, under which name.
 OURS = frozenset({"host", "port", "api-key", "served-model-name", "model", "model-path"})
+_SECRET = re.compile(r"(?i)(?:^|[-_])(?:key|token|password|secret)s?$")
 
 
 class NoServeCommand(ValueError):
@@ -54,6 +55,8 @@ class ServeScript:
     sbatch: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    """Names of flags and variables that hold a secret; their values are in none of the other fields but `variables`."""
 
 
 def parse_script(text: str, table: FlagTable | None = None) -> ServeScript:
@@ -79,18 +82,27 @@ def parse_script(text: str, table: FlagTable | None = None) -> ServeScript:
     kind, rest = command
     model, flags = _flags(rest, table)
     served = flags.get("served-model-name")
-    env = {name: variables[name] for name in sorted(exported) if re.match(r"(VLLM|SGLANG|NCCL|HF)_", name)}
+    told = [name for name in sorted(exported) if re.match(r"(VLLM|SGLANG|NCCL|HF)_", name)]
+    secrets = (*(f"--{name}" for name in flags if is_secret(name, table)), *(name for name in told if is_secret(name)))
+    env = {name: variables[name] for name in told if name not in secrets}
     return ServeScript(
         kind="vllm" if kind == "vllm" else "sglang",
         version=version,
         model=model or str(flags.get("model", flags.get("model-path", ""))),
         served_name=str(served) if served else "",
-        flags={name: value for name, value in flags.items() if name not in OURS},
+        flags={name: value for name, value in flags.items() if name not in OURS and f"--{name}" not in secrets},
         env=env,
         sbatch=_sbatch(text),
         modules=tuple(modules),
         variables=variables,
+        secrets=secrets,
     )
+
+
+def is_secret(name: str, table: FlagTable | None = None) -> bool:
+    """Whether a flag (by any spelling that `table` knows) or a variable holds what nobody may print, by its name."""
+    known = find(table, name) if table else None
+    return any(_SECRET.search(one) for one in (name, known.name if known else ""))
 
 
 def _commands(text: str) -> Iterator[list[str]]:

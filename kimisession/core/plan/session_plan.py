@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Literal
@@ -15,17 +15,26 @@ from kimisession.core.plan.coldstart import ColdStartPlan, cold_start
 from kimisession.core.plan.cpu_fit import HostFit, host_fit, hybrid_vram
 from kimisession.core.plan.fit import Fit, predict
 from kimisession.core.plan.flags import FlagTable, Refused, check_flags
-from kimisession.core.plan.from_flags import changed_flags, setup_of
-from kimisession.core.plan.gpus import gpu_named
+from kimisession.core.plan.from_flags import changed_flags, speculative, setup_of
+from kimisession.core.plan.gpus import Gpu, gpu_named
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.prices import Market
 from kimisession.core.plan.session_cost import API_USD_PER_MILLION_OUTPUT, SessionCost, session_cost
-from kimisession.core.plan.setup import CannotPlan, Figure
+from kimisession.core.plan.setup import CannotPlan, Figure, Setup
 from kimisession.core.plan.stack import Case, Contradiction, Lock, resolve
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
 #: Where nobody sends a bill by the hour, so that a price of 0 is a price.
 UNBILLED = ("local", "slurm", "kubernetes")
+
+#: Flags that move memory in ways that are not modelled: with one of them no figure would be true.
+UNMODELLED = (
+    "cpu-offload-gb",
+    "kv-cache-memory-bytes",
+    "num-gpu-blocks-override",
+    "hf-overrides",
+    "prefill-context-parallel-size",
+)
 
 Answer = Literal["starts", "borderline", "does not start", "not known"]
 
@@ -107,6 +116,9 @@ def plan_session(question: Question) -> SessionPlan:
     flags = {name: value for name, value in {**question.flags, **holding.changes}.items() if value is not False}
     version = holding.engine_version or profile.engine.version
     table = question.tables(profile.engine.kind, version)
+    if holding.engine_version:
+        profile = _moved(profile, version, table)
+        question = replace(question, profile=profile)
     case = Case(
         profile=profile,
         accelerator=question.accelerator,
@@ -152,6 +164,15 @@ def plan_session(question: Question) -> SessionPlan:
     )
 
 
+def _moved(profile: Profile, version: str, table: FlagTable | None) -> Profile:
+    """The profile with another version of its engine, and with the torch that this is compiled against."""
+    wanted = table.requires.get("torch", "") if table else ""
+    torch = wanted[2:] if wanted.startswith("==") and profile.stack.torch else profile.stack.torch
+    return replace(
+        profile, engine=replace(profile.engine, version=version), stack=replace(profile.stack, torch=torch)
+    )
+
+
 def _price(question: Question) -> tuple[Decimal | None, str]:
     """Dollars per hour and where they are from: what the user says before all else."""
     if question.usd_per_hour is not None:
@@ -178,15 +199,23 @@ def known_price(
             return best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; {market.source} of {age} ago"
         listed = best.usd_per_hour, f"{best.zone}, {kind}, {best.instance}; {read_on(market)}, {age} ago or more"
     price = profile.price
-    unbilled = infra in UNBILLED or price.pretended
-    if machine == profile.hardware.accelerators[0] and (price.usd_per_hour or unbilled):
+    at_home = price.pretended or is_at_home(profile, infra)
+    unbilled = at_home and (infra in UNBILLED or price.pretended)
+    if at_home and machine == profile.hardware.accelerators[0] and (price.usd_per_hour or unbilled):
         beside = f"; by the list: {cents_of(market)}" if market and listed else ""
         return price.usd_per_hour, price.ground + beside
     if listed:
         return listed
     if unbilled:
         return price.usd_per_hour, price.ground
+    if infra in UNBILLED:
+        return Decimal(0), f"nothing is billed by the hour on {infra}; --price says what yours asks"
     return None, f"no price of {machine} on {infra} is known here; --price says what you pay"
+
+
+def is_at_home(profile: Profile, infra: str) -> bool:
+    """Whether the profile's own price is about this place: the same, or both of those that bill nobody by the hour."""
+    return infra == profile.hardware.infra or (infra in UNBILLED and profile.hardware.infra in UNBILLED)
 
 
 def cents_of(market: Market) -> str:
@@ -225,6 +254,11 @@ def _holding(question: Question) -> Holding:
         said = f"{split} and the machine has {question.count} GPUs; set --tensor-parallel-size {question.count}"
         return Holding("does not start", said) if setup.n_gpus > question.count else Holding("not known", said)
     wished = question.context is not None or question.concurrency is not None
+    unmodelled = _unmodelled(question.flags)
+    if unmodelled:
+        return Holding("not known", f"--{unmodelled} moves memory in a way that is not modelled; leave it out to know more")
+    if str(question.flags.get("max-model-len")) in ("auto", "-1") and question.context is None:
+        return _fitted_by_the_engine(question.card, gpu, setup)
     fit = predict(question.card, gpu, setup)
     if not wished and fit.verdict == "starts":
         return Holding(fit.verdict, fit.reason, fit=fit)
@@ -235,6 +269,23 @@ def _holding(question: Question) -> Holding:
     version = advice.setup.engine_version if advice.setup.engine_version != engine.version else ""
     other = _catalogued(advice.gpu.name) if advice.gpu.name != gpu.name else ""
     return Holding(advice.reached, advice.sentence, advice.fit, None, None, advice, changes, version, other)
+
+
+def _unmodelled(flags: Mapping[str, FlagValue]) -> str:
+    """The first flag that makes every figure untrue; empty if there is none."""
+    said = {name.replace("_", "-"): value for name, value in flags.items() if value is not False}
+    if speculative(said.get("eplb-config")).get("num_redundant_experts"):
+        return "eplb-config with redundant experts"
+    return next((name for name in UNMODELLED if name in said), "")
+
+
+def _fitted_by_the_engine(card: ModelCard, gpu: Gpu, setup: Setup) -> Holding:
+    """--max-model-len auto: the engine takes the longest context that what is left holds."""
+    longest = predict(card, gpu, replace(setup, max_model_len=1)).longest_context
+    fit = predict(card, gpu, replace(setup, max_model_len=max(1, int(longest.low))))
+    if fit.verdict != "starts":
+        return Holding(fit.verdict, fit.reason, fit=fit)
+    return Holding("starts", f"the engine chooses {longest.low:,.0f} to {longest.high:,.0f} tokens of context.", fit=fit)
 
 
 def _catalogued(name: str) -> str:
@@ -252,6 +303,11 @@ def _host_holding(question: Question, card: ModelCard) -> Holding:
         return Holding(
             "not known", "hardware.ram_gib is not stated: write the memory of the machine, or the quota on it"
         )
+    if question.context and question.context > card.max_context:
+        raise CannotPlan(f"{card.name} holds {card.max_context:,} tokens at most, not {question.context:,}")
+    if question.concurrency:
+        raise CannotPlan("--concurrency is not foretold with experts in host memory; leave it out")
+    changes: dict[str, FlagValue] = {"context-length": question.context} if question.context else {}
     cpu_only = flags.get("device") == "cpu"
     experts = int(str(flags.get("kt-num-gpu-experts", 0)))
     host = host_fit(
@@ -262,7 +318,7 @@ def _host_holding(question: Question, card: ModelCard) -> Holding:
         cpu_only=cpu_only,
     )
     if cpu_only:
-        return Holding(host.verdict, host.reason, host=host)
+        return Holding(host.verdict, host.reason, host=host, changes=changes)
     context = question.context or int(str(flags.get("context-length", question.checkpoint.context)))
     gpus = int(str(flags.get("tensor-parallel-size", flags.get("tp-size", 1))))
     vram = hybrid_vram(card, gpu_experts=experts, context=context, gpus=gpus)
@@ -270,7 +326,6 @@ def _host_holding(question: Question, card: ModelCard) -> Holding:
     if vram.low > has:
         reason = f"{vram.value:.0f} GiB per GPU are needed and {has:.0f} are there; lower --kt-num-gpu-experts"
         return Holding("does not start", reason, host=host, vram=vram)
-    changes: dict[str, FlagValue] = {"context-length": question.context} if question.context else {}
     answer: Answer = "borderline" if host.verdict == "starts" and vram.high > has else host.verdict
     return Holding(answer, host.reason, host=host, vram=vram, changes=changes)
 

@@ -81,6 +81,7 @@ class Resolved:
     graphs_in_budget: bool
     draft: Draft | None
     layers: int
+    compute: float
 
 
 def resolve(card: ModelCard, gpu: Gpu, setup: Setup) -> Resolved:
@@ -123,4 +124,5 @@ def resolve(card: ModelCard, gpu: Gpu, setup: Setup) -> Resolved:
         graphs_in_budget=graphs and not setup.eager,
         draft=draft_named(setup.draft, card) if setup.draft else None,
         layers=card.layers,
+        compute=gpu.compute,
     )

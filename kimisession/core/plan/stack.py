@@ -293,10 +293,11 @@ def _nvfp4(case: Case) -> str | None:
 
 
 def _blackwell_cuda(case: Case) -> str | None:
-    cuda = version_of(case.profile.stack.cuda)
-    if case.accelerator.architecture != "blackwell" or not cuda or cuda >= (12, 8):
+    cuda, name = version_of(case.profile.stack.cuda), case.accelerator.name
+    needs = (12, 9) if name == "B300" else (12, 8)
+    if case.accelerator.architecture != "blackwell" or not cuda or cuda >= needs:
         return None
-    return f"{case.accelerator.name} needs CUDA 12.8 and stack.cuda is {written(cuda)}; set stack.cuda to 12.8 or later"
+    return f"{name} needs CUDA {written(needs)} and stack.cuda is {written(cuda)}; set stack.cuda to {written(needs)} or later"
 
 
 def _container_compat(case: Case) -> str | None:
@@ -376,7 +377,13 @@ RULES: tuple[Rule, ...] = (
         "vLLM 0.15.0 to 0.33.0, quantization/utils/marlin_utils_fp4.py; sizes: notes/seed-claims.md",
         0,
     ),
-    Rule("blackwell-cuda", "contradiction", _blackwell_cuda, "NVIDIA CUDA 12.8 release notes", 0),
+    Rule(
+        "blackwell-cuda",
+        "contradiction",
+        _blackwell_cuda,
+        "NVIDIA CUDA 12.8 and 12.9 release notes (sm_100, sm_103); sgl-project/sglang issue 14075, November 2025",
+        0,
+    ),
     Rule(
         "container-driver",
         "warning",

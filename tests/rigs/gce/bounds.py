@@ -27,8 +27,8 @@ class Bound:
 BOUNDS = (
     # SkyPilot's server, its set-up of the machine, files, job: 42 s alone, seen; here up to four at once.
     Bound("start to ready", "-", "the command", 200),
-    # idle 45 s, then: scrape 0.5, tick 0.2, engine ends in 3; SkyPilot's autodown
-    Bound("idle, and no API server", "keeper: idle, autodown", "the last request", 45 + 4 + AUTODOWN_S),
+    # idle 75 s, then: scrape 0.5, tick 0.2, engine ends in 3; SkyPilot's autodown
+    Bound("idle, and no API server", "keeper: idle, autodown", "the last request", 75 + 4 + AUTODOWN_S),
     # the wrapper reads the end of the lifeline at once
     Bound("kill -9 of the keeper", "wrapper: keeper-died, autodown", "the kill", 5 + AUTODOWN_S),
     # the hook fails in seconds

@@ -74,14 +74,14 @@ def session_of(world: World, name: str) -> Session:
 
 @dataclass(frozen=True)
 class Four:
-    """Two ready sessions; one whose set-up fails, and a cluster of SkyPilot's own, both still on their way."""
+    """Two ready sessions; one whose set-up fails, still on its way; what SkyPilot told of a cluster of its own."""
 
     calm: Session
     orphan: Session
     bad: Session
     bad_start: "subprocess.Popen[str]"
     bad_began: float
-    sky: "subprocess.Popen[str]"
+    sky: str
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def four(world: World, measure: Measure) -> Four:
     )
     sky = world.begin(*words, program="sky")
     bad, bad_began = begin(world, "bad", profile=GPUS), time.time()
-    starts = {name: begin(world, name, "--idle", "45s") for name in ("calm", "orphan")}
+    starts = {name: begin(world, name, "--idle", "75s", "--duration", "10m") for name in ("calm", "orphan")}
     for name, start in starts.items():
         told = start.communicate(timeout=bound("start to ready").latest_s + 60)[0]
         assert start.returncode == 0, told
@@ -111,16 +111,7 @@ def four(world: World, measure: Measure) -> Four:
             print(told)
     measure("start to ready", time.monotonic() - began)
     calm, orphan, failing = (session_of(world, name) for name in (*starts, "bad"))
-    return Four(calm, orphan, failing, bad, bad_began, sky)
-
-
-def test_skypilot_alone_launches_and_takes_down_eight_pretended_gpus(world: World, four: Four) -> None:
-    told = four.sky.communicate(timeout=200)[0]
-    assert "Job finished (status: SUCCEEDED)" in told, told
-    assert told.count("NVIDIA H100 80GB") == 8, told
-    assert world.exists("plain")
-    world.out("sky", "down", "-y", "plain")
-    assert not world.exists("plain")
+    return Four(calm, orphan, failing, bad, bad_began, sky.communicate(timeout=200)[0])
 
 
 def test_a_session_answers_through_its_tunnel_with_every_layer_armed(world: World, four: Four) -> None:
@@ -129,7 +120,7 @@ def test_a_session_answers_through_its_tunnel_with_every_layer_armed(world: Worl
         assert done.returncode == 0, done.stderr
 
     def armed() -> set[str]:
-        page = json.loads(world.kimisession("status", "calm", "--json").stdout)["data"]
+        page = json.loads(world.kimisession("status", "calm", "--json").stdout)["data"][0]
         return {layer["name"] for layer in page["layers"] if layer["armed"]}
 
     wanted = {"keeper", "SkyPilot autodown", "timer in the machine", "reaper"}
@@ -163,6 +154,14 @@ def test_what_dies_ends_its_session_and_what_is_not_needed_does_not(world: World
         (four.bad, "a step of the set-up fails", four.bad_began),
     ):
         measure(case, session.gone(case, since))
+
+
+def test_skypilot_alone_launched_and_takes_down_eight_pretended_gpus(world: World, four: Four) -> None:
+    assert "Job finished (status: SUCCEEDED)" in four.sky, four.sky
+    assert four.sky.count("NVIDIA H100 80GB") == 8, four.sky
+    assert world.exists("plain")
+    world.out("sky", "down", "-y", "plain")
+    assert not world.exists("plain")
 
 
 def test_a_failed_set_up_is_told_with_its_reason(world: World, four: Four) -> None:

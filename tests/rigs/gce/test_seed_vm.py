@@ -28,14 +28,20 @@ WORDS = ("seed", "kimi-k2.5", "--from", "hub:owner/mini", "--bucket", BUCKET)
 #: What the seeder needs and SkyPilot's own environment on a machine lacks.
 PACKAGES = ("tenacity", "crc32c")
 
+#: A python3.12 that has them, on a machine whose process 1 is its own already.
 _PLANT = """
 set -e
 cd {site}
-tar -cf - {packages} | /run/bin/on {machine} sh -c '
-    mkdir -p /opt/seeder && tar -xf - -C /opt/seeder
-    for site in /home/gcpuser/*/lib/python3.*/site-packages; do
-        printf "/opt/seeder\\n/home/gcpuser/skypilot-runtime/lib/python3.11/site-packages\\n" > "$site/seeder.pth"
-    done'
+tar -cf - {packages} | /run/bin/on {machine} sh -ec '
+    grep -q init.py /proc/1/cmdline
+    mkdir -p /opt/seeder
+    tar -xf - -C /opt/seeder
+    cat > /usr/local/bin/python3.12 <<EOF
+#!/bin/sh
+export PYTHONPATH=\\$PYTHONPATH:/opt/seeder:/home/gcpuser/skypilot-runtime/lib/python3.11/site-packages
+exec /usr/bin/python3 "\\$@"
+EOF
+    chmod 755 /usr/local/bin/python3.12'
 """
 
 
@@ -44,7 +50,11 @@ class Seeding:
     """A command that seeds, and what its machine says."""
 
     world: World
-    command: "subprocess.Popen[str]"
+    command: "subprocess.Popen[bytes]"
+    output: Path
+
+    def told(self) -> str:
+        return self.output.read_text(encoding="utf-8", errors="replace")
 
     @property
     def id(self) -> str:
@@ -69,29 +79,31 @@ def typed(world: World, *words: str) -> "subprocess.CompletedProcess[str]":
     return world.run(str(PYTHON), "-m", "kimisession", *words, within_s=600 * PATIENCE, env=env)
 
 
-def sent(world: World, *argv: str, **env: str) -> "subprocess.Popen[str]":
+def sent(world: World, output: Path, *argv: str, **env: str) -> "subprocess.Popen[bytes]":
     """A program of the world, not waited for."""
-    return subprocess.Popen(
-        world._enter(argv, env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    with output.open("wb") as file:
+        return subprocess.Popen(world._enter(argv, env), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 @pytest.fixture(scope="module")
-def seeding(world: World) -> Iterator[Seeding]:
+def seeding(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeding]:
     """Begun, and its machine given the packages."""
-    hub = sent(world, str(PYTHON), "-m", "tests.rigs.gce.hub", "/run/hub", "8090", TOKEN, "5000")
+    folder = tmp_path_factory.mktemp("seeding")
+    hub = sent(world, folder / "hub", str(PYTHON), "-m", "tests.rigs.gce.hub", "/run/hub", "8090", TOKEN, "2500")
     wait_for("the hub", lambda: world.run("curl", "-s", "-o", "/dev/null", HUB).returncode == 0, 20)
     dry = typed(world, *WORDS, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     print(dry.stderr)
     argv = (str(PYTHON), "-m", "kimisession", *WORDS, "-y")
-    one = Seeding(world, sent(world, *argv, HF_ENDPOINT=HUB, HF_TOKEN=TOKEN))
+    output = folder / "command"
+    one = Seeding(world, sent(world, output, *argv, HF_ENDPOINT=HUB, HF_TOKEN=TOKEN), output)
     try:
         wait_for("a machine", lambda: bool(one.machine) or one.command.poll() is not None, 200 * PATIENCE)
-        assert one.command.poll() is None, one.command.communicate()[0]
+        assert one.command.poll() is None, one.told()
         site = next((PYTHON.parents[1] / "lib").glob("python3.*/site-packages"))
         names = " ".join(p.name for name in PACKAGES for p in site.glob(f"{name}*"))
-        world.out("sh", "-c", _PLANT.format(site=site, packages=names, machine=one.machine))
+        plant = _PLANT.format(site=site, packages=names, machine=one.machine)
+        wait_for("packages on the machine", lambda: world.run("sh", "-c", plant).returncode == 0, 60 * PATIENCE)
         yield one
     finally:
         hub.kill()
@@ -101,12 +113,17 @@ def seeding(world: World) -> Iterator[Seeding]:
 
 def test_ctrl_c_leaves_the_rented_machine_seeding(seeding: Seeding) -> None:
     def moving() -> bool:
-        assert seeding.command.poll() is None, seeding.command.communicate()[0]
+        assert seeding.command.poll() is None, seeding.told()
         return any(line["kind"] == "progress" and line["phase"] == "weights" for line in seeding.journal())
 
+    def followed() -> bool:
+        return "\n  stack " in seeding.told() or seeding.command.poll() is not None
+
     wait_for("bytes that move", moving, 200 * PATIENCE, every_s=1)
+    wait_for("the command to follow", followed, 60 * PATIENCE)
     seeding.world.signal("kimisession seed", signal.SIGINT)
-    told = seeding.command.communicate(timeout=60)[0]
+    seeding.command.wait(timeout=60 * PATIENCE)
+    told = seeding.told()
     print(told)
     assert seeding.command.returncode == 130, told
     assert f"{NAME} runs on at $0.19/h" in told

@@ -25,7 +25,8 @@ CHECKOUT = HERE.parents[2]
 RIGS = CHECKOUT / ".cache" / "rigs"
 PYTHON = RIGS / "venv" / "bin" / "python"
 HOME = "/home/me"  # of the ordinary user in the world
-START = ("start", "rehearsal", "--infra", "slurm", "-y")
+#: A cap that a start on a busy machine does not reach.
+START = ("start", "rehearsal", "--infra", "slurm", "--duration", "9m", "-y")
 T = TypeVar("T")
 
 everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-slurm ALL=1")

@@ -125,7 +125,7 @@ def test_the_tunnel_comes_back_after_its_ssh_was_killed(world: World, three: dic
 def test_extend_is_refused_in_slurms_own_words_and_nothing_has_moved(world: World, three: dict[str, Session]) -> None:
     before = world.status("gpus")["deadline"]
     limit = world.out("squeue", "-h", "-j", three["gpus"].slurm_job(), "-o", "%l")
-    done = world.kimisession("extend", "2m", "gpus")
+    done = world.kimisession("extend", "1m", "gpus")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Access/permission denied" in done.stderr
     assert "longer --duration" in done.stderr

@@ -21,9 +21,7 @@ def sessions(world: World) -> dict[str, Session]:
     mount = f"mkdir -p {FOLDERS} && mount -t tmpfs -o size=300m,mode=700 none {FOLDERS} && chown me: {FOLDERS}"
     assert world.run("sh", "-c", mount, root=True).returncode == 0
     names = {"full": "45s", "script": "8m", "cancelled": "8m", "away": "8m", "rebooted": "8m"}
-    starts = {
-        name: world.begin(*START, "--name", name, "--idle", idle, "--duration", "9m") for name, idle in names.items()
-    }
+    starts = {name: world.begin(*START, "--name", name, "--idle", idle) for name, idle in names.items()}
     found = {}
     for name, start in starts.items():
         told = start.communicate(timeout=bound(READY.case).latest_s + 60)[0]

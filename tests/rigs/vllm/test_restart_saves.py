@@ -15,7 +15,7 @@ from vllm_stage import VllmStage, nothing_left, staged
 #: Two fresh starts at the same moment, one with the old context and one with the new, in seconds and as a share of the
 #: longer one. The claim sets the restart against the session's own cold start; the truth is what a fresh start with the
 #: new flags takes. The two differ by the spread of fresh starts and by nothing else: side by side, so under one load, six
-#: pairs differed by 0.0 to 1.3 s, at most 7% (notes/real-vllm-on-cpu.md).
+#: pairs of 37 to 124 s differed by 0.0 to 3.4 s, at most 9% (notes/real-vllm-on-cpu.md).
 SPREAD_S, SPREAD = 2.0, 0.15
 
 SAID = re.compile(

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kimisession.cloud.permissions import REAPER
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[3]
 RIGS = CHECKOUT / ".cache" / "rigs"
@@ -132,10 +134,8 @@ class World:
         """What `kimisession guard enable` tells the operator to run with gcloud, once."""
         email = f"kimisession-reaper@{PROJECT}.iam.gserviceaccount.com"
         role = f"projects/{PROJECT}/roles/kimisession_reaper"
-        things = {"instances": "list get delete setLabels", "disks": "list delete", "addresses": "list delete"}
-        permissions = [f"compute.{thing}.{verb}" for thing, verbs in things.items() for verb in verbs.split()]
         self.admin("/admin/account", {"email": email})
-        self.admin("/admin/role", {"role": role, "permissions": [*permissions, "compute.zoneOperations.get"]})
+        self.admin("/admin/role", {"role": role, "permissions": list(REAPER)})
         self.admin("/admin/bind", {"member": f"serviceAccount:{email}", "role": role})
 
     def billed(self, session: str) -> list[dict[str, Any]]:
