@@ -18,7 +18,6 @@ from kimisession.core.plan.coldstart import ColdStartPlan, history_of
 from kimisession.core.plan.from_flags import tokens_of
 from kimisession.core.plan.models import ModelCard, ModelUnknown
 from kimisession.core.plan.prices import Offer
-from kimisession.core.plan.session_plan import UNBILLED, Question, SessionPlan, is_at_home, known_price, plan_session
 from kimisession.core.plan.session_cost import (
     API_GROUND,
     API_USD_PER_MILLION_OUTPUT,
@@ -26,6 +25,7 @@ from kimisession.core.plan.session_cost import (
     SEED_HOURS,
     SEED_VM_USD_PER_HOUR,
 )
+from kimisession.core.plan.session_plan import UNBILLED, Question, SessionPlan, is_at_home, known_price, plan_session
 from kimisession.core.plan.setup import Figure
 from kimisession.core.plan.stack import Contradiction, Lock
 from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
@@ -409,7 +409,9 @@ def _next(plan: SessionPlan, options: PlanOptions) -> str:
     if holding.engine_version:
         version, torch = holding.engine_version, plan.question.profile.stack.torch
         pins = f'engine.version = "{version}"' + (f', stack.torch = "{torch}"' if torch else "")
-        return f"a profile of your own with {pins} and these flags (kimisession profiles {options.profile} shows this one)"
+        return (
+            f"a profile of your own with {pins} and these flags (kimisession profiles {options.profile} shows this one)"
+        )
     gpus = f"{holding.gpu}:{plan.question.count}" if holding.gpu else options.gpus
     return " ".join(("kimisession start", options.profile, *_asked(options, gpus, holding.changes)))
 
@@ -435,11 +437,13 @@ def _as_set(value: FlagValue) -> str:
 
 
 def _way_out(plan: SessionPlan, options: PlanOptions) -> str:
-    again = " ".join(("kimisession plan", options.profile, *_asked(options, options.gpus, {})))
+    wish = (("--context", options.context), ("--concurrency", options.concurrency))
+    wished = [f"{flag} {value}" for flag, value in wish if value]
+    again = " ".join(("kimisession plan", options.profile, *wished, *_asked(options, options.gpus, {})))
     if plan.refused or isinstance(plan.stack, Contradiction):
         return f"mend the profile, then kimisession plan {options.profile}"
     advice = plan.holding.advice
-    if advice and advice.reached == "starts" and not plan.holding.changes:
+    if advice and advice.reached == "starts" and not plan.holding.changes and not wished:
         context = plan.holding.fit.resolved.max_model_len if plan.holding.fit else ""
         return f"{again} --context {context} says what to change"
     return f"{again} --explain"
@@ -456,12 +460,21 @@ def _print_manifests(plan: SessionPlan) -> None:
     from kimisession.core.plan.kubernetes import manifests, to_yaml
 
     question = plan.question
+    if "/" not in question.checkpoint.repo:
+        raise UsageMistake(
+            f"--manifests: {question.profile.name} has no model on the hub that a pod could download",
+            "kimisession plan kimi-k2.5 --manifests",
+        )
     count = question.count if question.accelerator.architecture != "cpu" else 0
     made = manifests(question.profile, question.checkpoint, plan.flags, count, question.duration_s)
     show.out(to_yaml(made).rstrip("\n"))
     show.say("never run on a cluster; they have the hard cap only: kimisession start watches idleness as well")
     name = question.profile.name.replace(".", "-")
-    show.next_step(f"kubectl apply -f FILE, then kubectl port-forward job/{name}-serve 8000:8000")
+    show.next_step(
+        f"kubectl apply -f FILE; kubectl wait --for=condition=complete --timeout=12h job/{name}-download; "
+        f'kubectl patch job/{name}-serve -p \'{{"spec":{{"suspend":false}}}}\'; '
+        f"kubectl port-forward job/{name}-serve 8000:8000"
+    )
 
 
 def explained(plan: SessionPlan) -> list[tuple[str, list[str]]]:

@@ -269,7 +269,8 @@ def what_ended(machine: str, operations: Iterable[Operation]) -> tuple[str, Oper
     """Why a machine went, and the operation that says so; None when no operation is known."""
     mine = [op for op in operations if op.target == machine]
     for kind, words in _ENDS:
-        for op in mine:
+        # The last one: a deletion that said DONE while the machine stayed was not its end.
+        for op in reversed(mine):
             if op.kind == kind and not op.errors:
                 return words, op
     return None

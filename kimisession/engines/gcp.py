@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 #: How far back operations are looked at. Compute Engine keeps them for about two weeks.
 KEPT = timedelta(days=14)
+
+#: From Google's notice to the end of a spot machine (Compute Engine documentation, Spot VMs: best effort, up to 30 s).
+NOTICE = timedelta(seconds=30)
 
 #: A deletion that was accepted is asked for again after this long.
 AGAIN_S = 60.0
@@ -140,10 +144,12 @@ class GcpPlace:
         return self._nothing_runs(session_id, found)
 
     def _there(self, session_id: str, found: Inventory, commands: tuple[str, ...]) -> Sight:
-        told = {
-            f"{m.zone}/{m.name}": {"machine_type": m.machine_type, "spot": m.spot, "external_ip": m.external_ip}
-            for m in found.machines
-        }
+        known = (read_json(self._file(session_id)) or {}).get("machines", {})
+        told = dict(known)
+        for m in found.machines:
+            # A stopped machine shows no address any more: the one that it had is billed until it stopped.
+            ip = m.external_ip or known.get(f"{m.zone}/{m.name}", {}).get("external_ip", "")
+            told[f"{m.zone}/{m.name}"] = {"machine_type": m.machine_type, "spot": m.spot, "external_ip": ip}
         self._remember(session_id, empty_at=None, machines=told)
         running = [m for m in found.machines if m.status == "RUNNING"]
         operations: tuple[Operation, ...] = ()
@@ -169,14 +175,17 @@ class GcpPlace:
     def _nothing_runs(self, session_id: str, found: Inventory) -> Sight:
         """No machine: left over, proven gone, or neither yet."""
         operations = self._ask(lambda cloud: cloud.operations(session_id, self.now() - KEPT))
-        resources = (*self._resources(session_id, found, operations), *self._past(session_id, operations))
+        remembered = (read_json(self._file(session_id)) or {}).get("empty_at")
+        empty_at = datetime.fromisoformat(remembered) if remembered else found.at
+        resources = (*self._resources(session_id, found, operations), *self._past(session_id, operations, empty_at))
         lines = tuple(_lines(operations))
         if found.everything:
             left = ", ".join(f"{thing.name} in {thing.zone}" for thing in found.everything)
             return Sight(True, f"its machine is gone and left {left}", resources, stopped=True, lines=lines)
-        remembered = (read_json(self._file(session_id)) or {}).get("empty_at")
-        empty_at = datetime.fromisoformat(remembered) if remembered else found.at
         proof = proof_of_gone(Inventory(empty_at, found.project), found, operations, self.apart)
+        if proof.gone:
+            told = {resource.id for resource in resources if resource.ended}
+            resources = (*(r for r in self._unseen(session_id, empty_at) if r.id not in told), *resources)
         if not remembered and not found.unreachable:
             self._remember(session_id, empty_at=found.at.isoformat())
         return Sight(False if proof.gone else None, proof.evidence, resources, lines=lines)
@@ -215,7 +224,7 @@ class GcpPlace:
             disks.append(Disk(name, zone, datetime.fromisoformat(began), size_gib=size_gib, disk_type=disk_type))
         return disks
 
-    def _past(self, session_id: str, operations: tuple[Operation, ...]) -> Iterator[SeenResource]:
+    def _past(self, session_id: str, operations: tuple[Operation, ...], empty_at: datetime) -> Iterator[SeenResource]:
         """Machines that were, by what made and what ended them; SkyPilot's boot disks are named and go like them."""
         known = read_json(self._file(session_id)) or {}
         for op in operations:
@@ -223,6 +232,10 @@ class GcpPlace:
                 continue
             key, name = f"{op.zone}/{op.target}", f"gcp/{op.zone}/{op.target}"
             end, deleted = what_ended(op.target, operations), _last(op.target, "delete", operations)
+            if end is not None and end[0] == "preempted" and end[1].ended:
+                # The operation is the notice: the machine is billed while it stops, and its disk goes with it.
+                end = end[0], replace(end[1], ended=min(end[1].ended + NOTICE, max(empty_at, end[1].ended)))
+                deleted = deleted or end[1]
             if end is not None and end[1].ended:
                 machine = Machine(op.target, op.zone, op.began, **known.get("machines", {}).get(key, {}))
                 yield self._seen(machine, "machine", op.began, end[1].ended, _evidence(*end))
@@ -232,6 +245,16 @@ class GcpPlace:
                 _, size_gib, disk_type = known.get("disks", {}).get(key, ["", 0, ""])
                 disk = Disk(op.target, op.zone, op.began, size_gib=size_gib, disk_type=disk_type)
                 yield self._seen(disk, "disk", op.began, deleted.ended, _evidence("deleted", deleted))
+
+    def _unseen(self, session_id: str, empty_at: datetime) -> Iterator[SeenResource]:
+        """What was there once and of whose end Compute Engine tells nothing: gone when a list was first without it."""
+        known = read_json(self._file(session_id)) or {}
+        why = "Compute Engine: not in its lists since then, and no operation says why"
+        for key, (began, *_) in known.get("disks", {}).items():
+            yield SeenResource(f"gcp/{key}/disk", "disk", datetime.fromisoformat(began), empty_at, why)
+        for key, machine in known.get("machines", {}).items():
+            for suffix, kind in (("", "machine"), *([("/address", "address")] if machine["external_ip"] else [])):
+                yield SeenResource(f"gcp/{key}{suffix}", kind, empty_at, empty_at, why)
 
     def _seen(
         self, thing: Machine | Disk | Address, kind: str, began: datetime, ended: datetime | None, evidence: str

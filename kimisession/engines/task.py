@@ -75,7 +75,7 @@ _SHORTEN_GCP = """\
 # No process that goes on in the background may hold the job's output: SkyPilot reads it to its end.
 _TAIL = """\
 python=$(cat "${{SKY_RUNTIME_DIR:-$HOME}}/.sky/python_path" 2>/dev/null || echo python3)
-( timeout -k 10 120 "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
+( timeout -k 10 600 "$python" -c "$read_back" > "$machine/run/.layers" 2> "$machine/run/layers.log" &&
   mv "$machine/run/.layers" "$machine/run/layers.json" ) < /dev/null > /dev/null 2>&1 &
 PYTHONPATH="$machine/lib" {without}timeout -k 30 {longest_s} "$node_python" -m kimisession.node.job "$machine" \\
   < /dev/null > "$machine/run/job.log" 2>&1

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kimisession.cli.planning import price_elsewhere
 from kimisession.profile_file import load_profile, profile_files
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from tests.weights.servers import COMMIT, HubServer, serving
@@ -172,6 +173,102 @@ def test_no_price_is_made_up_where_none_is_known(tmp_path: Path) -> None:
     assert "at worst" not in said
     stated = data(tmp_path, "kimi-k2.5", "--gpus", "H100-NVL:8", "--price", "20")
     assert stated["cost"]["worst_usd"] == "40.00"
+
+
+def test_a_price_for_one_place_is_not_shown_for_another(tmp_path: Path) -> None:
+    at_home = data(tmp_path, "kimi-k2.5", "--infra", "slurm")["price"]
+    assert (at_home["usd_per_hour"], "GCP" in at_home["ground"]) == ("0.00", False)
+    rented = data(tmp_path, "kimi-k2.5-h200", "--infra", "gcp")["price"]
+    assert float(rented["usd_per_hour"]) > 20
+
+
+def test_what_start_quotes_elsewhere_is_what_plan_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "KIMISESSION_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert price_elsewhere(load_profile("kimi-k2.5"), "H100:8", "gcp") is None
+    assert price_elsewhere(load_profile("kimi-k2.5-h200"), "H200:8", "slurm") is None
+    rented = price_elsewhere(load_profile("kimi-k2.5-h200"), "H200:8", "gcp")
+    assert rented is not None
+    assert rented[0] > 20
+    at_home = price_elsewhere(load_profile("kimi-k2.5"), "H100:8", "local")
+    assert at_home is not None
+    assert at_home[0] == 0
+
+
+def test_the_next_command_starts_what_was_planned(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--set", "kv-cache-dtype=fp8", "--duration", "3h", "--price", "26", "--gpus", "H100:8")
+    wanted = "kimisession start kimi-k2.5 --gpus H100:8 --duration 10800s --price 26 --set kv-cache-dtype=fp8"
+    assert f"next: {wanted}\n" in done.stderr
+
+
+def test_what_to_type_after_a_refusal_asks_the_same_question_again(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "--gpus", "H100:4", "--context", "16k", "--set", "max-num-seqs=8")
+    assert done.returncode == 5
+    again = "kimisession plan kimi-k2.5 --context 16384 --gpus H100:4 --set max-num-seqs=8 --explain"
+    assert f"next:  {again}\n" in done.stderr
+
+
+def test_another_version_brings_its_own_torch_along(tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", "kimi-k2.5", "--context", "256k")
+    assert done.returncode == 0, done.stderr
+    assert "torch 2.10.0" in done.stdout
+    assert 'engine.version = "0.19.1", stack.torch = "2.10.0"' in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["cpu-offload-gb=20", "kv-cache-memory-bytes=5G", 'hf-overrides={"num_hidden_layers":6}',
+     'eplb-config={"num_redundant_experts":32}'],
+)  # fmt: skip
+def test_a_flag_that_moves_memory_in_ways_not_modelled_gets_no_figure(flag: str, tmp_path: Path) -> None:
+    found = data(tmp_path, "kimi-k2.5", "--set", flag)
+    assert (found["verdict"], found["figures"]) == ("not known", {})
+    assert flag.partition("=")[0] in found["reason"]
+
+
+def test_a_context_that_the_engine_fits_itself_is_not_refused(tmp_path: Path) -> None:
+    found = data(tmp_path, "kimi-k2.5", "--set", "max-model-len=auto")
+    assert (found["verdict"], found["reason"]) == ("starts", "the engine chooses 5,504 to 19,264 tokens of context.")
+
+
+def test_explain_multiplies_with_the_digits_it_shows_and_names_your_own_figures(tmp_path: Path) -> None:
+    stated = ("--api-price", "3", "--preemptions-per-hour", "0.2", "--price", "26.005")
+    said = " ".join(run(tmp_path, "plan", "kimi-k2.5", "--explain", *stated).stdout.split())
+    assert "at worst: 2h x $26.0050/h = $52.01" in said
+    assert "[stated by you with --api-price]" in said
+    assert "preemption: 0.2 an hour x 2h x a cold start of $7.2092 = $2.88" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--infra", "moon"), "'moon' is not a place"),
+        (("--api-price", "0"), "above 0"),
+        (("--set", "max-model-len=1e999k"), "--max-model-len 1e999k: that is not a whole number"),
+        (("--set", 'speculative-config={"num_speculative_tokens":[1]}'), "num_speculative_tokens"),
+        (("kimi-k2-amx", "--context", "300k"), "holds 131,072 tokens at most"),
+        (("kimi-k2.5-kt", "--concurrency", "9"), "--concurrency is not foretold"),
+        (("rehearsal", "--manifests"), "no model on the hub"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "plan", *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2)
+    assert says in done.stderr
+
+
+def test_a_wish_changes_the_context_of_an_engine_on_the_cpu_too(tmp_path: Path) -> None:
+    assert data(tmp_path, "kimi-k2-amx", "--context", "64k")["changes"] == {"context-length": 65536}
+
+
+def test_a_script_with_secrets_says_what_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(
+        "export HF_TOKEN=s3cret\nvllm serve moonshotai/Kimi-K2.5 -tp 8 --api-key s3cret\n"
+    )
+    done = run(tmp_path, "plan", "--from", "serve.sh", "--engine-version", "0.19.1")
+    assert "s3cret" not in done.stdout + done.stderr
+    assert "left out: --api-key, HF_TOKEN" in done.stderr
+    assert 'gib = "remove"' in done.stdout  # else its own profile could not start on GCP
 
 
 def test_two_hours_of_the_seeds_spot_machine_cost_52_dollars(tmp_path: Path) -> None:

@@ -111,3 +111,12 @@ def test_a_machine_is_found_by_its_labels_alone(there: Project, tmp_path: Path) 
     (found,) = here.find()
     assert dict(found.labels) == LABELS
     assert found.session_id == ID
+
+
+def test_a_machine_on_demand_that_runs_is_told_not_to_restart(there: Project, tmp_path: Path) -> None:
+    body = body_of(NODE, LABELS)
+    body["scheduling"] = {"provisioningModel": "STANDARD", "automaticRestart": True, "onHostMaintenance": "TERMINATE"}
+    there.call("POST", "zones/us-central1-a/instances", body)
+    place(there, tmp_path).after_launch(ID)
+    (instance,) = there.state.data["instances"].values()
+    assert instance["scheduling"]["automaticRestart"] is False

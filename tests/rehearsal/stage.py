@@ -306,7 +306,7 @@ class Stage:
             time.sleep(SETTLE_S)
         for path in self.root.glob("state/machines/*/run/cgroup"):
             if (group := path.read_text().strip()) and Path(group).is_dir():
-                Path(group).rmdir()
+                wait_until(lambda group=group: removed(Path(group)), 10)  # type: ignore[misc]
         shutil.rmtree(self.root, ignore_errors=True)
 
 
@@ -317,3 +317,14 @@ def _environment(pid: int) -> tuple[bytes, ...]:
     from processes import environment
 
     return environment(pid)
+
+
+def removed(group: Path) -> bool:
+    """Remove an empty control group; it is busy while a large process in it is still being taken apart."""
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

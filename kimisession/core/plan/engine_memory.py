@@ -247,3 +247,9 @@ def refuses_fp8_with_dcp(engine: Engine) -> bool:
     """Whether this engine is known to assert against an FP8 KV cache with decode context parallel."""
     first, last = DCP_REFUSES_FP8
     return engine.version is not None and not engine.is_fork and first <= engine.version < last
+
+
+def may_refuse_fp8_with_dcp(engine: Engine) -> bool:
+    """Whether nobody read if this engine takes an FP8 KV cache with decode context parallel."""
+    known = refuses_fp8_with_dcp(engine) or (engine.version is not None and engine.version >= DCP_TAKES_FP8_SINCE)
+    return not known and not engine.is_fork

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, hypot
 from typing import Literal
 
-from kimisession.core.plan.engine_memory import refuses_fp8_with_dcp
+from kimisession.core.plan.engine_memory import may_refuse_fp8_with_dcp, refuses_fp8_with_dcp
 from kimisession.core.plan.gpus import Gpu
 from kimisession.core.plan.kv import (
     cpu_kv_tokens,
@@ -121,6 +121,14 @@ def predict(card: ModelCard, gpu: Gpu, setup: Setup) -> Fit:
     if verdict != "does not start" and spare is not None and spare < 0:
         verdict, reason = _graphs_do_not_fit(verdict, reason, r, graphs, spare)
     verdict, reason = _asks_for_too_much(verdict, reason, r)
+    if verdict == "starts" and setup.dcp > 1 and r.kv_element_bytes == 1 and may_refuse_fp8_with_dcp(r.engine):
+        verdict, reason = (
+            "borderline",
+            (
+                f"{reason} But whether vLLM {r.engine.text} takes --kv-cache-dtype fp8 with --decode-context-parallel-size "
+                "was not read; 0.20 refuses it at the first token."
+            ),
+        )
     above = () if spare is None else (f"above the budget after CUDA graphs, context and NCCL: {spare:.2f} GiB",)
     explain = (
         f"budget: {r.total_gib:.2f} GiB x {r.utilisation:g} = {budget:.2f} GiB ({gpu.name}, vLLM {r.engine.text})",

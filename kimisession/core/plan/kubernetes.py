@@ -113,7 +113,10 @@ def _serve(
     }
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHM_GIB}Gi"}}
     seconds = duration_s or parse_duration(profile.limits.duration)
-    return _job(name, "serve", seconds, 0, container, [_claim(name, True), shm])
+    job = _job(name, "serve", seconds, 0, container, [_claim(name, True), shm])
+    # Else it would hold its GPUs over an empty volume, and fail, while the download goes on. The deadline waits as well.
+    job["spec"]["suspend"] = True
+    return job
 
 
 def _claim(name: str, read_only: bool) -> dict[str, Any]:

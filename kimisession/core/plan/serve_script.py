@@ -35,7 +35,7 @@ _ALIASES = {
 }
 #: Ours to decide: where the endpoint listens, with which key, under which name.
 OURS = frozenset({"host", "port", "api-key", "served-model-name", "model", "model-path"})
-_SECRET = re.compile(r"(?i)(?:^|[-_])(?:key|token|password|secret)s?$")
+_SECRET = re.compile(r"(?i)(?:^|[-_])(?:key|token|password|secret)$")
 
 
 class NoServeCommand(ValueError):

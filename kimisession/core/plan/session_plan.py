@@ -15,7 +15,7 @@ from kimisession.core.plan.coldstart import ColdStartPlan, cold_start
 from kimisession.core.plan.cpu_fit import HostFit, host_fit, hybrid_vram
 from kimisession.core.plan.fit import Fit, predict
 from kimisession.core.plan.flags import FlagTable, Refused, check_flags
-from kimisession.core.plan.from_flags import changed_flags, speculative, setup_of
+from kimisession.core.plan.from_flags import changed_flags, setup_of, speculative
 from kimisession.core.plan.gpus import Gpu, gpu_named
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.prices import Market
@@ -168,9 +168,7 @@ def _moved(profile: Profile, version: str, table: FlagTable | None) -> Profile:
     """The profile with another version of its engine, and with the torch that this is compiled against."""
     wanted = table.requires.get("torch", "") if table else ""
     torch = wanted[2:] if wanted.startswith("==") and profile.stack.torch else profile.stack.torch
-    return replace(
-        profile, engine=replace(profile.engine, version=version), stack=replace(profile.stack, torch=torch)
-    )
+    return replace(profile, engine=replace(profile.engine, version=version), stack=replace(profile.stack, torch=torch))
 
 
 def _price(question: Question) -> tuple[Decimal | None, str]:
@@ -256,7 +254,9 @@ def _holding(question: Question) -> Holding:
     wished = question.context is not None or question.concurrency is not None
     unmodelled = _unmodelled(question.flags)
     if unmodelled:
-        return Holding("not known", f"--{unmodelled} moves memory in a way that is not modelled; leave it out to know more")
+        return Holding(
+            "not known", f"--{unmodelled} moves memory in a way that is not modelled; leave it out to know more"
+        )
     if str(question.flags.get("max-model-len")) in ("auto", "-1") and question.context is None:
         return _fitted_by_the_engine(question.card, gpu, setup)
     fit = predict(question.card, gpu, setup)
@@ -285,7 +285,9 @@ def _fitted_by_the_engine(card: ModelCard, gpu: Gpu, setup: Setup) -> Holding:
     fit = predict(card, gpu, replace(setup, max_model_len=max(1, int(longest.low))))
     if fit.verdict != "starts":
         return Holding(fit.verdict, fit.reason, fit=fit)
-    return Holding("starts", f"the engine chooses {longest.low:,.0f} to {longest.high:,.0f} tokens of context.", fit=fit)
+    return Holding(
+        "starts", f"the engine chooses {longest.low:,.0f} to {longest.high:,.0f} tokens of context.", fit=fit
+    )
 
 
 def _catalogued(name: str) -> str:

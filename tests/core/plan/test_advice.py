@@ -81,3 +81,9 @@ def test_what_cannot_be_reached_is_said_with_the_most_there_is() -> None:
     found = advise(K25, gpu("RTX 4090"), SEED, want_context=8192)
     assert found.reached == "does not start" or "a larger GPU" in [step.name for step in found.steps]
     assert found.sentence.endswith(".")
+
+
+def test_no_advice_takes_away_the_requests_that_were_wished() -> None:
+    found = advise(K25, H200, SEED, want_context=8_192, want_concurrency=300)
+    assert (found.setup.max_num_seqs or 0) >= 300
+    assert "fewer sequences at once" not in [step.name for step in found.steps]

@@ -154,6 +154,32 @@ def test_fp8_kv_with_decode_context_parallel_is_refused_where_vllm_asserts_again
     assert predict(K25, H200, replace(SEED, dcp=8, kv_dtype="fp8", engine_version="0.33.0")).verdict == "starts"
 
 
+def test_fp8_kv_with_decode_context_parallel_is_no_promise_where_nobody_read_the_source() -> None:
+    both = {"dcp": 8, "kv_dtype": "fp8", "max_model_len": 8192}
+    assert fit(**both, engine_version="0.26.0").verdict == "borderline"
+    assert predict(K25, H200, replace(SEED, **both, engine_version="0.33.0")).verdict == "starts"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["0.15.0", "0.20.0", "0.26.0"])
+def test_a_budget_of_all_memory_is_refused_with_graphs_and_without(version: str) -> None:
+    for eager in (True, False):
+        whole = predict(K25, H200, replace(SEED, engine_version=version, utilisation=1.0, eager=eager))
+        assert whole.verdict == "does not start"
+        assert "--gpu-memory-utilization" in whole.reason
+
+
+def test_a_budget_that_leaves_less_than_context_and_nccl_take_is_no_promise() -> None:
+    tight = fit(utilisation=0.985, eager=True)
+    assert (tight.verdict, "lower it to 0.98" in tight.reason) == ("borderline", True)
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "B200", "B300", "RTX PRO 6000", "MI300X"])
+def test_a_gpu_that_no_log_is_about_is_not_called_calibrated(name: str) -> None:
+    other = predict(K25, gpu(name), SEED)
+    assert not other.calibrated
+    assert "no log of such a GPU" in other.kv_gib_per_gpu.ground
+
+
 def test_the_graph_estimate_comes_off_from_0_20_on_only() -> None:
     old, new = fit(engine_version="0.19.1"), fit(engine_version="0.20.0")
     assert old.cudagraph_gib.value == pytest.approx(new.cudagraph_gib.value)

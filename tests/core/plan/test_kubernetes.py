@@ -57,3 +57,8 @@ def test_yaml_nests_lists_and_tables_and_quotes_every_string() -> None:
     text = to_yaml([{"a": [{"b": "1", "c": [2, {}]}], "d": {}}, {"e": 'x: "y"'}])
     assert text == 'a:\n  - b: "1"\n    c:\n      - 2\n      - {}\nd: {}\n---\ne: "x: \\"y\\""\n'
     assert json.loads(text.splitlines()[-1].partition(": ")[2]) == 'x: "y"'
+
+
+def test_no_gpu_is_held_until_somebody_says_that_the_download_is_complete(made: dict[str, dict[str, Any]]) -> None:
+    assert made["kimi-k2-5-kt-serve"]["spec"]["suspend"] is True
+    assert "suspend" not in made["kimi-k2-5-kt-download"]["spec"]

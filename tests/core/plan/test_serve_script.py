@@ -58,3 +58,17 @@ def test_a_version_that_the_script_installs_is_known() -> None:
 def test_a_script_that_serves_nothing_is_told() -> None:
     with pytest.raises(NoServeCommand, match="vllm serve"):
         parse_script("#!/bin/bash\necho vllm\n")
+
+
+@pytest.mark.parametrize("spelled", ["--api-key", "--api-ke", "--hf-token", "--hf_token"])
+def test_no_secret_of_a_script_gets_into_its_profile(spelled: str) -> None:
+    text = f"export HF_TOKEN=s3cret VLLM_API_KEY=s3cret HF_HOME=/x\nvllm serve org/m {spelled} s3cret --max-num-seqs 4"
+    script = parse_script(text, known_flags("vllm", "0.19.1"))
+    assert "s3cret" not in f"{script.flags} {script.env} {script.model}"
+    assert script.env == {"HF_HOME": "/x"}
+    assert {"HF_TOKEN", "VLLM_API_KEY"} < set(script.secrets)
+
+
+def test_tokens_that_are_no_secret_stay() -> None:
+    script = parse_script("vllm serve org/m --max-num-batched-tokens 4096", known_flags("vllm", "0.19.1"))
+    assert script.flags == {"max-num-batched-tokens": 4096}

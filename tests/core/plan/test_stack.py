@@ -67,6 +67,7 @@ ROWS = [
     ("gib-many-nodes", {"nodes": 2}, 'set stack.gib to "keep"'),
     ("fp4-gpu", {"name": "kimi-k2.5-int4", "checkpoint": 0}, "Blackwell's format"),
     ("blackwell-cuda", {"name": "kimi-k2.5-int4", "gpus": "B200:8", "stack_cuda": "12.4"}, "needs CUDA 12.8"),
+    ("blackwell-cuda", {"name": "kimi-k2.5-int4", "gpus": "B300:8", "stack_cuda": "12.8"}, "needs CUDA 12.9"),
     ("container-driver", {"container": True}, "Error 803"),
     ("eplb-int4", {"flags": {"enable-eplb": True}}, "drop --enable-eplb"),
     ("tuned-marlin", {"env": {"VLLM_TUNED_CONFIG_FOLDER": "/x"}}, "Marlin"),

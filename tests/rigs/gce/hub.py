@@ -11,8 +11,9 @@ from tests.weights.servers import HubServer
 
 
 def main(folder: str, port: str, token: str, bytes_per_s: str) -> None:
-    """Serve until killed; so slow that a seeding takes a while."""
-    weights = weights_folder(Path(folder))
+    """Serve until killed; so slow that a seeding takes a while. A shard comes in one piece after its time, which must be less
+    than the minute that a reader waits: many shards make it long, not a lower rate."""
+    weights = weights_folder(Path(folder), shards=32)
     HubServer(
         weights, token=token, per_connection=float(bytes_per_s), address=("10.128.0.1", int(port))
     ).serve_forever()

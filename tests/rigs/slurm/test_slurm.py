@@ -97,8 +97,10 @@ def test_a_session_answers_through_its_tunnel_and_is_a_host_that_ssh_knows(
         done = world.kimisession("test", name, "--json")
         assert done.returncode == 0, done.stderr
     # SkyPilot's own state on the node is read there, next to the cold start.
-    wait_for("all layers to be armed", lambda: set(world.status("gpus")["layers"].values()) == {True}, 60)
-    assert world.status("gpus")["layers"].keys() == {"keeper", "SkyPilot autodown", "time limit"}
+    # Skylets of several sessions share this node's one port for them, so one of them may just be starting again.
+    told = [world.status(name)["layers"] for name in three]
+    assert all(layers["keeper"] and layers["time limit"] for layers in told), told
+    wait_for("a skylet", lambda: any(world.status(name)["layers"].get("SkyPilot autodown") for name in three), 30)
     base = json.loads(world.kimisession("connect", "gpus", "--json").stdout)["data"]["base_url"]
     # Node and laptop share one loopback here, so the session's own port is taken: this one is the tunnel's.
     assert f":{three['gpus'].journal('ready')['port']}/" not in base

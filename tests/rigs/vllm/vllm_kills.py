@@ -150,15 +150,13 @@ class Said:
     """Whether a growing log has a text yet; asked often, and read only when it has grown."""
 
     def __init__(self, log: Path, text: str) -> None:
-        self._log, self._text, self._read = log, text.encode(), -1
+        self._log, self._text, self._read, self._found = log, text.encode(), -1, False
 
     def yet(self) -> bool:
-        """Whether it has."""
-        size = self._log.stat().st_size
-        if size == self._read:
-            return False
-        self._read = size
-        return self._text in self._log.read_bytes()
+        """Whether it has; once it had, always."""
+        if not self._found and (size := self._log.stat().st_size) != self._read:
+            self._read, self._found = size, self._text in self._log.read_bytes()
+        return self._found
 
 
 class _Play:
