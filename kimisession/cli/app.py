@@ -498,6 +498,8 @@ def extend(
     """
     from kimisession.cli.ending import run_extend
 
+    if name and name[0].isdigit() and not added[0:1].isdigit():  # as with every other command, the name first
+        added, name = name, added
     run_extend(name, _duration("", added) or 0, dry_run, json)
 
 

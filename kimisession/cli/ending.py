@@ -12,6 +12,9 @@ from kimisession.core.ledger import Session
 from kimisession.errors import LeakSuspected, UsageMistake
 from kimisession.node.policy import span
 
+#: The profile of a session that was found by its labels alone: what was agreed of it, the price too, is lost.
+UNKNOWN = "?"
+
 
 def run_extend(name: str | None, added_s: int, dry_run: bool, json: bool) -> None:
     """Move the hard cap."""
@@ -101,12 +104,15 @@ def run_cost(name: str | None, newest: int, json: bool) -> None:
         end = f"{row.state}, so far" if row.live else REASONS.get(row.reason, row.reason)
         end += ", pretended" if row.pretended else ""
         began = f"{row.requested_at:%Y-%m-%d %H:%M}"
-        lines.append((row.name, began, span(float(seconds)), cents(usd), row.profile, end))
+        took = "?" if row.profile == UNKNOWN else cents(usd)
+        lines.append((row.name, began, span(float(seconds)), took, row.profile, end))
     show.table(("NAME", "BEGAN (UTC)", "UP", "COST", "PROFILE", "END"), lines, frozenset({1, 2, 3}))
     show.out(
         f"{count} {'session' if count == 1 else 'sessions'} took {cents(total)} in all"
         if count
         else "nothing was billed: every price here was pretended"
     )
+    if lost := sum(row.profile == UNKNOWN for row in rows):
+        show.out(f"{lost} of these with ?: the ledger has lost the price, and no total has it")
     show.next_step("kimisession cost NAME shows a receipt")
     raise_if_loud(list(live.values()))

@@ -87,7 +87,8 @@ def row(session: Session, seen: Observation, now: datetime) -> tuple[str, ...]:
     up = span(seconds_since(began, ended_at(session) or now)) if began else "-"
     price = cents(session.request.usd_per_hour) if session.request else "?"
     state = phase_now(session, seen).partition(" (")[0] if session.live else session.state.value
-    return session.name, state, up, cents(spent(session, now)), price, _last_column(session, seen, now)
+    took = cents(spent(session, now)) if session.request else "?"
+    return session.name, state, up, took, price, _last_column(session, seen, now)
 
 
 def _last_column(session: Session, seen: Observation, now: datetime) -> str:

@@ -1,5 +1,6 @@
 """Open the ledger and find the session that a command means."""
 
+from kimisession.cli import show
 from kimisession.controller import Controller
 from kimisession.core.ledger import Session, SessionRequested, State
 from kimisession.core.lifecycle import Observation
@@ -15,10 +16,21 @@ _OPENED: list[Store] = []
 
 def open_controller() -> Controller:
     """The controller over this user's ledger, which looks on the configured place too."""
-    home, infra = state_home(), settings()["infra"].value
+    home = state_home()
     store = open_store(home)
     _OPENED.append(store)
-    return Controller(store, home / "keys", places=tuple(filter(None, ("local", infra))))
+    return Controller(store, home / "keys", places=tuple(filter(None, ("local", _infra()))))
+
+
+def _infra() -> str | None:
+    """The configured place. Settings that cannot be read keep nobody from seeing and ending what runs: it is only told."""
+    try:
+        return settings()["infra"].value
+    except UsageMistake as mistake:
+        show.say(f"warning: {mistake.message}; going on without settings")
+    except OSError as error:  # the folder that this was typed in is gone
+        show.say(f"warning: settings cannot be read here: {error.strerror}; going on without")
+    return None
 
 
 def not_proven_gone() -> LeakSuspected | None:

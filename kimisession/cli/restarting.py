@@ -1,11 +1,15 @@
 """`kimisession restart`: other engine flags on the machine that runs."""
 
+from collections.abc import Mapping
+
 from kimisession.cli import show
 from kimisession.cli.opening import open_controller, pick_ready
 from kimisession.cli.sessions import Progress, began_at, page, receipt, seconds_since, spent, summary, utc_now, why_text
 from kimisession.cli.starting import parse_set
 from kimisession.core.cost import cents, price_of
+from kimisession.core.launch import flags_to_argv
 from kimisession.core.ledger import Session
+from kimisession.core.profile import FlagValue
 from kimisession.errors import EngineFailed, Interrupted, UsageMistake
 
 
@@ -45,9 +49,19 @@ def run_restart(name: str | None, sets: tuple[str, ...], undo: bool, dry_run: bo
             "the engine did not start with these flags and runs with those of before",
             f"kimisession logs {session.name} --run {before.run + 1} shows why",
         )
+    if changes is not None and overtaken(session, changes):
+        raise EngineFailed(
+            f"another restart came between: the engine runs with {session.restarts[-1].flags}",
+            f"kimisession status {session.name}",
+        )
     if not json:
         show.out(saved(session))
         show.next_step(f"kimisession test {session.name}", f"kimisession restart {session.name} --undo")
+
+
+def overtaken(session: Session, changes: Mapping[str, FlagValue]) -> bool:
+    """Whether the engine was last started with other flags than these: two commands asked, and the keeper heard one."""
+    return session.restarts[-1].flags != " ".join(flags_to_argv(changes))
 
 
 def saved(session: Session) -> str:

@@ -38,6 +38,9 @@ REASONS = {
     "host-error": "the machine's host crashed",
     "ghost": "it came up after it was proven gone",
 }
+#: So long after the end that it foretold, a keeper is not merely slow: ending in order takes 30 s with the grace that
+#: profiles have by default, and the rest is for clocks that differ.
+LATE_S = 45.0
 EXPECTED = frozenset({"done", "idle", "never-used", "hard-cap", "budget", "user"})
 
 #: Ends that come next because nothing else does.
@@ -101,6 +104,9 @@ def ends_text(session: Session, seen: Observation, now: datetime) -> str:
     """What ends it next, and when, out of the keeper's own last heartbeat."""
     if session.state not in (State.STARTING, State.READY) or "ends_utc" not in seen.beat:
         return session.state.value
+    late_s = now.timestamp() - float(seen.beat["ends_utc"])
+    if late_s > LATE_S and seen.present:
+        return f"OVERDUE by {span(late_s)}: its keeper did not end it; kimisession stop {session.name}"
     return f"in {span(left_s(seen, now))}: {evidence_text(seen)}"
 
 
@@ -182,7 +188,8 @@ def restarts_text(session: Session, now: datetime) -> str:
     """How often the engine was started anew, and with what the last time."""
     last, times = session.restarts[-1], len(session.restarts)
     often = {1: "once, at", 2: "twice, last at"}.get(times, f"{times} times, last at")
-    return f"{often} {show.moment(last.at, now)} with {last.flags}"
+    with_what = "the flags of before" if last.flags == "as before" else last.flags
+    return f"{often} {show.moment(last.at, now)} with {with_what}"
 
 
 def pretended(session: Session) -> str:

@@ -126,9 +126,9 @@ class LocalEngine:
         supervised, wrapped = machine.supervised, machine.wrapped
         keeper = leash.alive(machine.identity("keeper"))
         layers = (
-            Layer("keeper", keeper, "its process lives" if keeper else "not running"),
-            Layer("wrapper", wrapped, "holds its lock" if wrapped else "not running"),
-            Layer("supervisor", supervised, "holds its lock" if supervised else "not running"),
+            _layer("keeper", keeper, "its process lives", machine),
+            _layer("wrapper", wrapped, "holds its lock", machine),
+            _layer("supervisor", supervised, "holds its lock", machine),
         )
         unguarded = gone is None and not supervised and not wrapped and not machine.launching
         return Observation(now, gone is None, evidence, (resource,), tuple(journal), layers, unguarded)
@@ -236,6 +236,14 @@ class LocalEngine:
                 f"processes {pids} of session {session_id} cannot be killed",
                 f"kill -9 {pids.replace(',', '')}",
             )
+
+
+def _layer(role: str, lives: bool, evidence: str, machine: Machine) -> Layer:
+    """A layer as it is. One that lives and was stopped ends nothing, until somebody lets it go on."""
+    who = machine.identity(role)
+    if lives and leash.stopped(who):
+        return Layer(role, False, f"its process is stopped; kill -CONT {who.partition(':')[0]} lets it go on")
+    return Layer(role, lives, evidence if lives else "not running")
 
 
 def port_is_free(port: int) -> bool:

@@ -70,6 +70,17 @@ def alive(who: str) -> bool:
     return pid.isdigit() and start_ticks(int(pid)) == ticks
 
 
+def stopped(who: str) -> bool:
+    """Whether the process that `identity` described is there and was stopped (SIGSTOP, a debugger): it guards nothing."""
+    pid = who.partition(":")[0]
+    if not alive(who):
+        return False
+    with contextlib.suppress(OSError, IndexError):
+        text = Path(f"/proc/{int(pid)}/stat").read_bytes().decode("ascii", "replace")
+        return text.rsplit(")", 1)[1].split()[0] in "Tt"
+    return False
+
+
 def _parents() -> dict[int, int]:
     """pid -> parent pid of everything that runs, zombies left out."""
     table = {}

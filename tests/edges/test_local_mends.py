@@ -85,3 +85,24 @@ def test_a_stop_that_cannot_be_written_down_kills_instead_of_asking(tmp_path: Pa
     finally:
         for pid in machine.leftovers():
             os.kill(pid, signal.SIGKILL)
+
+
+def test_a_layer_whose_process_was_stopped_is_not_called_armed(tmp_path: Path) -> None:
+    spec, engine = a_spec(tmp_path), LocalEngine(tmp_path / "machines")
+    engine.launch(spec, {"api_key": "hidden"})
+    machine = engine.machine(spec.session_id)
+    try:
+        supervisor = int(machine.identity("supervisor").partition(":")[0])
+        os.kill(supervisor, signal.SIGSTOP)
+        until = time.monotonic() + 10
+        while (layer := engine.observe(spec.session_id).layers[2]).armed and time.monotonic() < until:
+            time.sleep(0.02)
+        assert (layer.name, layer.armed) == ("supervisor", False)
+        assert f"kill -CONT {supervisor}" in layer.evidence
+        os.kill(supervisor, signal.SIGCONT)
+        while not (layer := engine.observe(spec.session_id).layers[2]).armed and time.monotonic() < until:
+            time.sleep(0.02)
+        assert layer.armed
+    finally:
+        for pid in machine.leftovers():
+            os.kill(pid, signal.SIGKILL)

@@ -90,7 +90,7 @@ class Start:
     def journal(self) -> list[dict[str, Any]]:
         return read_journal(self.engine.home / self.spec.session_id / "run" / "journal.jsonl")[0]
 
-    def until(self, kind: str, within_s: float = 40) -> dict[str, Any]:
+    def until(self, kind: str, within_s: float = 120) -> dict[str, Any]:
         until = time.monotonic() + within_s
         while time.monotonic() < until:
             for line in self.journal():

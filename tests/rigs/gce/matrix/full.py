@@ -30,12 +30,12 @@ Tell = Callable[[Cell, Outcome], None]
 
 @dataclass(frozen=True)
 class Way:
-    """`words` for `start`; `act` once it is ready, returns when the seconds count from. `look`: whether a command looks once
-    in between, so that the ledger hears of the reason."""
+    """`words` for `start`; `act` once it is ready, returns when the seconds count from. `look_s` after that
+    a command looks once, between the keeper's end and the machine's, so that the ledger hears of the reason; 0: none does."""
 
     act: Play
     words: tuple[str, ...] = ("--idle", "4m")
-    look: bool = True
+    look_s: float = 15.0
 
 
 def _now(act: Callable[[World, Session], object]) -> Play:
@@ -69,20 +69,22 @@ def _other_job(world: World, session: Session) -> None:
     assert done.returncode == 0, done.stderr
 
 
-IDLE = ("--idle", "75s", "--duration", "10m")
+IDLE, IDLE_LOOK_S = ("--idle", "75s", "--duration", "10m"), 75.0 + 15.0
 
 READY = {
     "full-keeper-killed": Way(_kill("kimisession.node.keeper")),
     "full-wrapper-killed": Way(_kill("kimisession[.]node[.](job|keeper)")),
     "full-skylet-killed": Way(_now(_skylet_and_keeper)),
-    "full-disk": Way(_now(lambda world, session: world.fill_disk(session.machine)), IDLE),
+    "full-disk": Way(_now(lambda world, session: world.fill_disk(session.machine)), IDLE, IDLE_LOOK_S),
     "full-reboot": Way(_now(lambda world, session: world.reboot(session.machine))),
-    "full-clock": Way(_now(lambda world, session: world.step_clock(session.machine, 100)), IDLE),
+    "full-clock": Way(_now(lambda world, session: world.step_clock(session.machine, 100)), IDLE, IDLE_LOOK_S),
     "full-stalled": Way(_kill("kimisession.node.standin", "STOP")),
-    "full-other-job": Way(_now(_other_job), ("--idle", "20s")),
-    "full-ssh-open": Way(_now(lambda world, session: world.begin(session.id, "sleep 900", program="ssh")), IDLE),
+    "full-other-job": Way(_now(_other_job), ("--idle", "20s"), 40.0),
+    "full-ssh-open": Way(
+        _now(lambda world, session: world.begin(session.id, "sleep 900", program="ssh")), IDLE, IDLE_LOOK_S
+    ),
     "full-power-off": Way(
-        _now(lambda world, session: world.run("/run/bin/on", session.machine, "sh", "-c", "kill -38 1")), look=False
+        _now(lambda world, session: world.run("/run/bin/on", session.machine, "sh", "-c", "kill -38 1")), look_s=0.0
     ),
     "full-record-removed": Way(_now(_record)),
     "full-preempted": Way(_now(lambda world, session: world.admin("/admin/preempt", {"name": session.machine}))),
@@ -183,8 +185,8 @@ def _play(world: World, cell: Cell) -> tuple[Session, Outcome]:
         way = READY[cell.key]
         session = _started(world, name, *way.words)
         since = way.act(world, session)
-        if way.look:
-            time.sleep(15)
+        if way.look_s:
+            time.sleep(way.look_s)
             world.kimisession("status", session.id, "--json")
     limit = cell.within_s * PATIENCE
     try:
@@ -219,7 +221,7 @@ def _settled(world: World, cell: Cell, session: Session, outcome: Outcome) -> Ou
         for mine, its in ((ours["began"], theirs["start"]), (ours["ended"], theirs["end"])):
             off = abs((datetime.fromisoformat(mine) - datetime.fromisoformat(its)).total_seconds()) if mine else 9e9
             worst = max(worst, off)
-    if worst > 1.5:
+    if worst > max(1.5, cell.receipt_s):
         problems.append(f"the receipt's machine is {worst:.1f} s off Google's bill")
     return Outcome(
         outcome.seconds, outcome.layer, reason, tuple(problems), f"{len(machines)} machine, {worst:.2f} s off"

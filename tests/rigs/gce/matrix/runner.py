@@ -2,12 +2,15 @@
 
 python -m tests.rigs.gce.matrix.runner [--only PATTERN] [--kind wire|full] [--again] [--write]
 
-What held at this commit is not played again without --again; what was recorded at another one is stale, and the table says
-so. `--write`: the table of notes/teardown.md from the records. Full cells need tests/rigs/gce/setup.sh.
+What held is not played again without --again, unless the code of the path was changed since: then its record is stale, and
+the table says so. A commit alone changes nothing. `--write`: the table of notes/teardown.md from the records. Full cells
+need tests/rigs/gce/setup.sh.
 """
 
 import argparse
+import fcntl
 import fnmatch
+import hashlib
 import json
 import subprocess
 import sys
@@ -22,20 +25,43 @@ from tests.rigs.gce.matrix.wire import Outcome, play
 
 CHECKOUT = Path(__file__).parents[4]
 RECORDS = Path(__file__).with_name("records.json")
+LOCK = CHECKOUT / ".cache" / "rigs" / "matrix.lock"
 NOTES = CHECKOUT / "notes" / "teardown.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 Records = dict[str, dict[str, Any]]
 
 
+#: What a cell's outcome depends on.
+PLAYED = (
+    "kimisession/*.py",
+    "kimisession/core/*.py",
+    "kimisession/cloud/*",
+    "kimisession/engines/*.py",
+    "kimisession/node/*.py",
+    "scripts/deadline/*",
+    "tests/rigs/gce/emulator/*.py",
+    "tests/rigs/gce/matrix/[cfsw]*.py",
+    "tests/rigs/gce/world/*.*",
+)
+
+
 def commit() -> str:
-    """This checkout's, with a + where what is played differs from it."""
+    """This checkout's, with a + where it differs from it."""
     words = ("git", "-C", str(CHECKOUT))
     name = subprocess.run((*words, "rev-parse", "--short", "HEAD"), capture_output=True, text=True, check=True).stdout
-    played = ("kimisession", "scripts", "tests/rigs/gce")
-    told = subprocess.run((*words, "status", "--porcelain", *played), capture_output=True, text=True, check=True).stdout
-    changed = [line for line in told.splitlines() if not line.endswith(RECORDS.name)]
-    return name.strip() + ("+" if changed else "")
+    told = subprocess.run((*words, "status", "--porcelain"), capture_output=True, text=True, check=True).stdout
+    return name.strip() + ("+" if told.strip() else "")
+
+
+def code() -> str:
+    """A fingerprint of what is played."""
+    digest = hashlib.sha256()
+    for pattern in PLAYED:
+        for path in sorted(CHECKOUT.glob(pattern)):
+            if path.is_file():
+                digest.update(str(path.relative_to(CHECKOUT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def load() -> Records:
@@ -46,20 +72,26 @@ def load() -> Records:
 
 def record(records: Records, cell: Cell, outcome: Outcome, at: str) -> None:
     """At once: a run that is broken off loses nothing."""
-    records |= load()  # another run may be at it as well
-    records[cell.key] = {
-        "held": not outcome.problems,
-        "seconds": round(outcome.seconds, 1),
-        "layer": outcome.layer,
-        "reason": outcome.reason,
-        "receipt": outcome.receipt,
-        "problems": list(outcome.problems),
-        "within_s": cell.within_s,
-        "commit": at,
-        "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-    }
-    ordered = {one.key: records[one.key] for one in CELLS if one.key in records}
-    RECORDS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at it as well
+        records |= load()
+        records[cell.key] = {
+            "held": not outcome.problems,
+            "seconds": round(outcome.seconds, 1),
+            "layer": outcome.layer,
+            "reason": outcome.reason,
+            "receipt": outcome.receipt,
+            "problems": list(outcome.problems),
+            "within_s": cell.within_s,
+            "commit": commit(),
+            "code": at,
+            "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        }
+        ordered = {one.key: records[one.key] for one in CELLS if one.key in records}
+        part = RECORDS.with_suffix(".part")
+        part.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        part.replace(RECORDS)
 
 
 def attempt(cell: Cell, how: Callable[[Cell], Outcome]) -> Outcome:
@@ -84,7 +116,7 @@ def table(records: Records, at: str) -> str:
         else:
             took = f"{found['seconds']:g}"
             verdict = "held" if found["held"] else "BROKEN: " + "; ".join(found["problems"])
-            if found["commit"] != at:
+            if found["within_s"] != cell.within_s or found.get("code") != at:
                 verdict += f" (stale: {found['commit']})"
         numbers = " ".join(map(str, cell.hazards))
         by = f"{cell.layer}: {cell.reason}" if cell.reason != "-" else cell.layer
@@ -93,7 +125,13 @@ def table(records: Records, at: str) -> str:
         rows.append("| " + " | ".join(line) + " |")
     held = sum(bool(records.get(cell.key, {}).get("held")) for cell in CELLS)
     played = sum(cell.key in records for cell in CELLS)
-    return "\n".join([f"Commit {at}: {held} of {played} played cells held, {len(CELLS)} are written down.", "", *rows])
+    return "\n".join(
+        [
+            f"Commit {commit()}, code {at}: {held} of {played} played cells held, {len(CELLS)} are written down.",
+            "",
+            *rows,
+        ]
+    )
 
 
 def write(records: Records, at: str) -> None:
@@ -112,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also what held at this commit")
     parser.add_argument("--write", action="store_true", help="write the table to notes/teardown.md")
     args = parser.parse_args(argv)
-    records, at = load(), commit()
+    records, at = load(), code()
     patterns = args.only.split(",")
     chosen = [c for c in CELLS if any(fnmatch.fnmatch(c.key, p) for p in patterns) and args.kind in (None, c.kind)]
     due = [c for c in chosen if args.again or not _holds(records, c, at)]
@@ -137,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _holds(records: Records, cell: Cell, at: str) -> bool:
     found = records.get(cell.key, {})
     # A bound that was changed since is another cell.
-    return bool(found.get("held")) and found["commit"] == at and found["within_s"] == cell.within_s
+    return bool(found.get("held")) and found.get("code") == at and found["within_s"] == cell.within_s
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ class AtClock:
 
         def dated(*words: Any) -> Inventory:
             at = self._stage.clock.now()
-            return replace(found(*words), at=at)
+            listed: Inventory = found(*words)
+            return replace(listed, at=at)
 
         return dated
 
