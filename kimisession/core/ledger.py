@@ -404,8 +404,9 @@ def apply(session: Session, event: Event | Damaged) -> Session:  # noqa: PLR0912
             )
             return replace(session, phases=changed_phases)
         case Fact():
-            fact = (event.name, event.value)
-            return session if fact in session.facts else replace(session, facts=(*session.facts, fact))
+            if dict(session.facts).get(event.name) == event.value:
+                return session
+            return replace(session, facts=(*session.facts, (event.name, event.value)))
         case Ready() if event.run >= session.run:  # greater: the record of the restart was lost
             at = (session.ready_at if event.run == session.run else None) or event.at
             return replace(session, run=event.run, ready_at=at, first_ready_at=session.first_ready_at or event.at)

@@ -150,11 +150,30 @@ def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[
     yield TeardownConfirmed(seen.at, seen.why)
 
 
+class _Facts:
+    """What the ledger knows of each fact, in order: after a restart one may come back to a value that it had before."""
+
+    def __init__(self, session: Session) -> None:
+        self.known: dict[str, int] = {}
+        for name, _ in session.facts:
+            self.known[name] = self.known.get(name, 0) + 1
+        self.latest: dict[str, str] = {}
+        self.seen: dict[str, int] = {}
+
+    def is_new(self, name: str, value: str) -> bool:
+        """Whether the journal's next value of a fact is a change that the ledger does not have yet."""
+        if self.latest.get(name) == value:
+            return False
+        self.latest[name] = value
+        self.seen[name] = self.seen.get(name, 0) + 1
+        return self.seen[name] > self.known.get(name, 0)
+
+
 def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:  # noqa: PLR0912 - one arm a kind of line
     """Journal lines as events. A line that is not understood is left out: it stays in the journal itself."""
     began = {p.name for p in session.phases}
     ended = {p.name for p in session.phases if p.ended}
-    facts = set(session.facts)
+    facts = _Facts(session)
     tried = {(a.place, a.why) for a in session.attempts}
     ready_run = session.run if session.ready_at else session.run - 1
     run, over, deadline = session.run, session.ended is not None, session.deadline
@@ -172,9 +191,8 @@ def _from_journal(session: Session, seen: Observation) -> Iterator[Event]:  # no
             elif kind == "phase" and line["state"] in ("ended", "failed") and phase in began - ended:
                 ended.add(phase)
                 yield PhaseEnded(at, phase, line["state"] == "failed")
-            elif kind == "fact" and (fact := (str(line["name"]), str(line["value"]))) not in facts:
-                facts.add(fact)
-                yield Fact(at, *fact)
+            elif kind == "fact" and facts.is_new(str(line["name"]), str(line["value"])):
+                yield Fact(at, str(line["name"]), str(line["value"]))
             elif kind == "attempt" and (attempt := (str(line["place"]), str(line["why"]))) not in tried:
                 tried.add(attempt)
                 yield AttemptFailed(at, *attempt)

@@ -89,5 +89,7 @@ def _ready_s(session: Session, now: datetime) -> Decimal:
     if session.first_ready_at is None:
         return Decimal(0)
     ends = [r.ended for r in session.resources if r.kind == "machine" and r.ended]
-    over = session.ended.at if session.ended else min(ends, default=now)
+    if session.ended:  # what vanished ended when its machine did, not when somebody looked
+        ends.append(session.ended.at)
+    over = min(ends, default=now)
     return Decimal(max(0.0, (over - session.first_ready_at).total_seconds())).quantize(Decimal("0.001"))

@@ -171,6 +171,15 @@ def test_an_engine_that_starts_again_is_ready_again_only_when_it_says_so() -> No
     assert [restart.flags for restart in ready.restarts] == ["max-model-len=16384"]
 
 
+def test_a_fact_that_comes_back_to_what_it_was_is_news_again() -> None:
+    journal = [line("fact", i, name="kv_tokens", value=value) for i, value in enumerate((16384, 32768, 32768, 16384))]
+    for told in range(1, 5):
+        seen = Observation(LATER, True, "", (UP,), tuple(journal[:told]))
+        known = learn(RUNNING, seen)
+        assert dict(known.facts) == {"kv_tokens": str(journal[told - 1]["value"])}
+        assert news(known, seen) == []
+
+
 def test_a_restart_whose_record_was_torn_does_not_hide_readiness() -> None:
     torn = Observation(LATER, True, "", (UP,), (line("ready", 5, run=1), {"kind": "damaged"}, line("ready", 9, run=2)))
     ready = learn(RUNNING, torn)

@@ -101,3 +101,8 @@ def test_an_hour_of_use_costs_what_was_paid_for_cold_starts_and_lost_machines_to
     assert (both.sessions, both.usd_per_useful_hour) == (2, Decimal(39))
     never = fold("x", [requested(), ResourceCreated(NOON, "m", "machine", Decimal(26), "a test's")])
     assert useful([never], NOON + HOUR).usd_per_useful_hour is None
+
+
+def test_a_machine_that_vanished_was_of_use_until_it_went_and_not_until_somebody_looked() -> None:
+    seen_late = replace(lost(), ended=EndedOnNode(NOON + 2 * HOUR, "vanished", "without a word", -1))
+    assert useful([seen_late], NOON + 2 * HOUR).ready_s == Decimal(2400)
