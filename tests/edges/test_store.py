@@ -130,10 +130,10 @@ def test_two_writers_at_once_lose_nothing(path: Path) -> None:
         assert writer.wait(timeout=60) == 0
     store = Store(path)
     assert numbers(store, "a") == numbers(store, "b") == list(range(60))
-    # A fact told twice is one fact; the events themselves are all there.
+    # A value told twice in a row is told once; one that comes back is told again. The events themselves are all there.
     (count,) = store._db.execute("SELECT count(*) FROM events WHERE session = 'shared'").fetchone()
     assert count == 120
-    assert sorted(numbers(store, "shared")) == list(range(60))
+    assert sorted(set(numbers(store, "shared"))) == list(range(60))
 
 
 def test_a_ledger_that_many_open_first_at_once_is_made_once(path: Path) -> None:
