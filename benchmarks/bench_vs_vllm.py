@@ -2,7 +2,8 @@
 
     .venv/bin/python benchmarks/bench_vs_vllm.py [--pairs 7]
 
-The bound is older than any run, the configuration is not (notes/benchmarks.md): over the pairs, the median of (ours / theirs) has to lie within 0.95 and 1.05, for output
+The bound is older than any run, the configuration is not (notes/benchmarks.md): over the pairs,
+the median of (ours / theirs) has to lie within 0.95 and 1.05, for output
 tok/s and for mean TTFT, at 1, 2 and 8 requests at once. Exit code 0 when all six do, else 1. Give it a machine that does
 nothing else: what others took of it is printed beside every pair. Not timed yet on a quiet machine.
 
