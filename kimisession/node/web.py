@@ -1,8 +1,8 @@
 """One kept-alive HTTP(S) connection, and where the token for Google Cloud Storage comes from.
 
-Python's http.client is used as it is: its `readinto` receives straight into the caller's buffer, and against
-a local nginx it was as fast as bare sockets (own run, 2 cores, 2026-11-21: 3.5 against 3.7 GiB/s, 0.21 against
-0.20 CPU seconds per GiB, medians of 5 interleaved runs, crc32c on, into tmpfs).
+http.client sends requests and reads the heads of answers. Bodies of plain connections are received by whoever reads them
+from the socket itself (wire.py): with 2 processes x 4 threads into fresh files in memory that took 0.36 instead of 0.54 CPU
+seconds per GiB, crc32c on (own runs on 2 cores, 2026-11-21, `benchmarks/pull.py --only kimisession`, 7 and 5 runs).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -61,9 +62,16 @@ class Site:
             )
             self._connection.connect()
             self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # for whoever receives from the socket itself: silence ends as it does in http.client
+            wait = struct.pack("@ll", int(self._timeout_s), 0)
+            self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
             self._used = False
         kept, self._used = self._used, True
         return self._connection, kept
+
+    def plain_socket(self) -> socket.socket | None:
+        """The socket of an open connection that has no TLS, else None."""
+        return None if self._tls or self._connection is None else self._connection.sock
 
     def drop(self) -> None:
         """Close the connection; the next request opens another."""

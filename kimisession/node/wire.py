@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import http.client
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote, unquote, urlsplit
 
-from kimisession.node.web import BUSY, Site, Token, retry_after_s, storage_origin
+from kimisession.node.web import BUSY, TIMEOUT_S, Site, Token, retry_after_s, storage_origin
 
 
 class WireError(Exception):
@@ -110,18 +111,36 @@ class FolderWire(Wire):
 
 
 class HttpRange(Range):
-    """The body of one answer. A body that was not read to its end costs the connection."""
+    """The body of one answer. A body that was not read to its end costs the connection.
+
+    What http.client has buffered behind the head comes first; after it a plain connection is received from directly,
+    one call for all that the caller wants: fewer turns of threads that wait for one interpreter.
+    """
 
     def __init__(self, wire: HttpWire, answer: http.client.HTTPResponse, size: int, name: str) -> None:
         self._wire = wire
         self._answer = answer
         self._left = size
         self._name = name
+        self._plain = wire.plain_socket()
+        self._buffered = -1
 
     def readinto(self, buffer: memoryview) -> int:
         """See Range.readinto."""
+        wanted = buffer[: self._left]
         try:
-            count = self._answer.readinto(buffer[: self._left])
+            if self._plain is None:
+                count = self._answer.readinto(wanted)
+            elif self._buffered:
+                if self._buffered < 0:
+                    self._buffered = len(self._answer.fp.peek())
+                    self._plain.settimeout(None)  # Python's own is one more call to the kernel before each receive
+                count = self._answer.readinto(wanted[: self._buffered])
+                self._buffered -= count
+            else:
+                count = self._plain.recv_into(wanted, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            raise WireError("cut", f"{self._name} was cut off (the server fell silent)") from None
         except (OSError, http.client.HTTPException) as error:
             raise WireError("cut", f"{self._name} was cut off ({error or type(error).__name__})") from None
         self._left -= count
@@ -132,6 +151,8 @@ class HttpRange(Range):
         if self._left:
             self._wire.drop()
         else:
+            if self._plain is not None:
+                self._plain.settimeout(self._wire.timeout_s)
             self._answer.close()
 
 
@@ -142,8 +163,11 @@ class HttpWire(Wire):
     requests carry `token`.
     """
 
-    def __init__(self, origin: str, prefix: str, bucket: str = "", token: Auth | None = None) -> None:
-        self._site = Site(origin)
+    def __init__(
+        self, origin: str, prefix: str, bucket: str = "", token: Auth | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._site = Site(origin, timeout_s)
+        self.timeout_s = timeout_s
         self._origin = origin
         self._prefix = prefix
         self._bucket = bucket
@@ -174,6 +198,10 @@ class HttpWire(Wire):
     def drop(self) -> None:
         """Close the connection; the next request opens another."""
         self._site.drop()
+
+    def plain_socket(self) -> socket.socket | None:
+        """The socket of a connection without TLS."""
+        return self._site.plain_socket()
 
     def _target(self, name: str, generation: int | None) -> str:
         if not self._bucket:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,27 @@ class _Metadata(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def test_a_server_that_falls_silent_in_a_body_is_left() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        weights = wire.HttpWire(f"http://127.0.0.1:{listening.getsockname()[1]}", "", timeout_s=1)
+
+        def answer() -> socket.socket:
+            connection, _ = listening.accept()
+            connection.recv(4096)
+            head = b"HTTP/1.1 206 Partial\r\nContent-Length: 50000\r\nContent-Range: bytes 0-49999/50000\r\n\r\n"
+            connection.sendall(head + bytes(20_000))
+            return connection
+
+        with ThreadPoolExecutor(1) as pool:
+            server = pool.submit(answer)
+            body = weights.open("weights", 0, 50_000, None)
+            buffer = memoryview(bytearray(2**20))
+            with pytest.raises(wire.WireError, match="the server fell silent") as raised:
+                list(iter(lambda: body.readinto(buffer), 0))
+            server.result().close()
+    assert raised.value.kind == "cut"
 
 
 def test_a_token_comes_from_the_metadata_server_once_and_again_when_it_is_refused(
