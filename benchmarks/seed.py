@@ -5,8 +5,8 @@
 The stand-in hub and store of the tests run on this machine at fixed rates: 50 MB/s per connection on both sides and
 400 MB/s into the store in all, 8 streams, so the one-way ideal of the standard set (4 GiB) is 10.7 s. The others are
 huggingface_hub's snapshot_download followed by gcloud storage cp, or by gsutil over TLS (the recipe of the project's
-first users). Their own hash checks are off, in their favour: the store has no md5 to offer. What is not installed is
-named and left out. Ends with one line per ratio and exits 1 when one is missed.
+first users), both with the hash checks that they come with; the store tells the crc32c of what it was sent, as Google's does,
+but no md5. What is not installed is named and left out. Ends with one line per ratio and exits 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def movers(work: Path, disk: Path, hub: str, plain: str, secure: str) -> list[Mo
         "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
         "CLOUDSDK_STORAGE_PARALLEL_COMPOSITE_UPLOAD_ENABLED": "false",
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": plain + "/storage/v1/",
-        "CLOUDSDK_STORAGE_CHECK_HASHES": "never",
         "BOTO_CONFIG": str(work / "boto"),
         "CLOUDSDK_CORE_PASS_CREDENTIALS_TO_GSUTIL": "false",
     }
@@ -113,7 +112,7 @@ def movers(work: Path, disk: Path, hub: str, plain: str, secure: str) -> list[Mo
     recipes["gsutil"] = (
         f"exec gsutil -q -o Credentials:gs_json_host=localhost -o Credentials:gs_json_port={port} "
         "-o GSUtil:prefer_api=json -o Boto:https_validate_certificates=False -o Boto:num_retries=1 "
-        f"-o GSUtil:check_hashes=never -o GSUtil:software_update_check_period=0 -o GSUtil:state_dir={work}/gsutil "
+        f"-o GSUtil:software_update_check_period=0 -o GSUtil:state_dir={work}/gsutil "
         '-o GSUtil:parallel_composite_upload_threshold=0 -m cp "$0"/* gs://weights/'
     )
     for tool, upload in recipes.items():

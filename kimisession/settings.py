@@ -54,8 +54,20 @@ def _file(path: Path) -> Mapping[str, str]:
     return {key: str(value) for key, value in raw.items()}
 
 
+def _refuse_misspelled(environment: Mapping[str, str]) -> None:
+    """A cap that is misspelled is no cap: raises UsageMistake for a variable that is nearly a setting's."""
+    names = {f"KIMISESSION_{key.upper()}" for key in KNOWN}
+    for name in environment:
+        if name.startswith("KIMISESSION_") and name not in names:
+            close = difflib.get_close_matches(name, names, 1, cutoff=0.9)
+            if close:
+                raise UsageMistake(f"{name} is not a setting, did you mean {close[0]}?", f"unset {name}")
+
+
 def settings(folder: Path | None = None, environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
-    """Every known setting with its origin. `folder` is where the project file is looked for (default: here)."""
+    """Every known setting with its origin. `folder` is where the project file is looked for (default: here).
+    Raises UsageMistake for what cannot be read, and for a name that is nearly a setting's."""
+    _refuse_misspelled(environment)
     layers = [
         ({k: v for k in KNOWN if (v := environment.get(f"KIMISESSION_{k.upper()}"))}, "environment"),
         (_file(path := (folder or Path.cwd()) / "kimisession.toml"), str(path)),

@@ -152,6 +152,8 @@ def plan(
 
     if int4 and profile not in (None, "kimi-k2.5", "kimi-k2.5-int4"):
         raise UsageMistake(f"--int4 is a form of kimi-k2.5, not of {profile}", "leave one of the two out")
+    if engine_version and not (model or script):
+        raise UsageMistake("--engine-version belongs to --from or --model", "a profile pins its own; leave it out")
     options = PlanOptions(
         profile="kimi-k2.5-int4" if int4 else profile or "kimi-k2.5",
         infra=infra,

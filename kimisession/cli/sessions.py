@@ -34,6 +34,8 @@ REASONS = {
     "launch-failed": "the launch failed",
     "unguarded": "nothing was guarding it",
     "vanished": "the machine vanished",
+    "self-deleted": "its machine deleted itself; why is not known here",
+    "deleted": "somebody deleted its machine",
     "preempted": "the cloud took the machine back",
     "host-error": "the machine's host crashed",
     "ghost": "it came up after it was proven gone",

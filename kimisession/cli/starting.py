@@ -74,7 +74,9 @@ class StartOptions:
 def run_start(options: StartOptions) -> None:
     """From options to a ready session, or to one sentence."""
     profile = load_profile(options.profile)
-    name = _checked(lambda: check_name(options.name or profile.name.replace(".", "-")), "--name")
+    name = _checked(
+        lambda: check_name(profile.name.replace(".", "-") if options.name is None else options.name), "--name"
+    )
     infra = options.infra or profile.hardware.infra
     open_engine(infra)  # refuse a place that does not exist before anything else is looked at
     controller = open_controller()

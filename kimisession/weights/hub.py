@@ -6,6 +6,7 @@ sha256 of each large file and the git id of each small one, and ranged reads of 
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import re
@@ -119,10 +120,14 @@ class HubSource:
                 "type the same command again",
             )
 
+    @functools.cached_property
+    def _client(self) -> httpx.Client:
+        return httpx.Client(timeout=30, follow_redirects=True)  # one: its TLS context takes 40 ms to make
+
     def _ask(self, url: str) -> httpx.Response:
         auth = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            answer = httpx.get(urljoin(self._endpoint + "/", url), headers=auth, timeout=30, follow_redirects=True)
+            answer = self._client.get(urljoin(self._endpoint + "/", url), headers=auth)
         except httpx.TransportError as error:
             raise TryAgain(f"{self._endpoint} did not answer ({error or type(error).__name__})") from None
         if answer.status_code != 200:

@@ -57,6 +57,8 @@ TYPED = {
     "a profile to show": (("profiles", "rehersal"), 2, r"no profile 'rehersal'", r"did you mean rehearsal\?"),
     "a profile to seed": (("seed", "rehersal", "--from", "."), 2, r"no profile 'rehersal'", r"rehearsal"),
     "an idle time": ((*START, "--idle", "5x"), 2, r"--idle: '5x' is not a duration", r"--idle 20m"),
+    "an empty name": ((*START, "--name", ""), 2, r"--name: .. cannot name a session", r"start --help"),
+    "a version of a profile's engine": (("plan", "--engine-version", "0.15"), 2, r"belongs to --from or --model", r"leave it out"),
     "no time at all": ((*START, "--duration", "0s"), 2, r"--duration: '0s' is no time", r"--duration 20m"),
     "a week and a day": ((*START, "--duration", "192h"), 2, r"longer than a week", r"--duration"),
     "past the longest": ((*START, "--duration", "1h"), 2, r"longer than the 10m", r"--help"),
@@ -149,6 +151,12 @@ def test_a_setting_that_no_command_could_use_is_named_and_the_others_are_shown(
     assert "hard cap of a session" in said.out
     data = json.loads(home.type("config", "show", "--json", **{f"KIMISESSION_{key.upper()}": value}).out)["data"]
     assert data["settings"][key]["mistake"].startswith(why)
+
+
+def test_a_cap_in_a_misspelled_variable_is_refused_by_start_and_told_by_stop(home: Home) -> None:
+    typo = {"KIMISESSION_BUGDET": "5"}
+    refused(home.type(*START, **typo), 2, r"KIMISESSION_BUGDET is not a setting", r"unset KIMISESSION_BUGDET")
+    assert "did you mean KIMISESSION_BUDGET?; going on without settings" in home.type("status", **typo).err
 
 
 def test_a_port_in_use_is_told_before_anything_is_rented(home: Home) -> None:
