@@ -4,8 +4,8 @@
 
 The bound is older than any run, the configuration is not (notes/benchmarks.md): over the pairs,
 the median of (ours / theirs) has to lie within 0.95 and 1.05, for output
-tok/s and for mean TTFT, at 1, 2 and 8 requests at once. Exit code 0 when all six do, else 1. Give it a machine that does
-nothing else: what others took of it is printed beside every pair. Not timed yet on a quiet machine.
+tok/s and for mean TTFT, at 1, 2 and 8 requests at once. Exit code 0 when all six do, else 1. Four minutes on a machine
+that does nothing else, which it needs: what others took of it is printed beside every pair.
 
 Needs the environment of scripts/setup-vllm-cpu.sh (.venv-vllm; KIMISESSION_ENGINE_PYTHON names another). One vLLM serves
 mini-kimi on the CPU. What makes the two alike:
