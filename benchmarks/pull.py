@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from urllib.parse import quote
 
 from crc32c import crc32c
@@ -36,8 +37,10 @@ from kimisession.weights.source import FolderSource  # noqa: E402
 PROCESSES, THREADS = 2, 4
 
 RECEIVER = r"""
-/* The limit of loopback: four threads that receive the set in 32 MiB ranges and throw it away. */
+/* The limits of this machine: four threads that receive the set in 32 MiB ranges, and throw it away or, given a folder
+   and not -, store it there, unverified. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +48,14 @@ RECEIVER = r"""
 #include <sys/socket.h>
 #include <unistd.h>
 #define RANGE (32l << 20)
-static int port, files; static char **names; static long *sizes; static int next_file; static long next_at;
+static int port, files, *stores; static char **names; static long *sizes; static int next_file; static long next_at;
+static void keep(int file, char *bytes, long size, long at) {
+    while (file >= 0 && size > 0) {
+        long n = pwrite(file, bytes, size, at);
+        if (n <= 0) exit(1);
+        bytes += n; size -= n; at += n;
+    }
+}
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *run(void *unused) {
     int s = socket(AF_INET, SOCK_STREAM, 0);
@@ -57,7 +67,7 @@ static void *run(void *unused) {
         pthread_mutex_lock(&lock);
         if (next_file < files && next_at >= sizes[next_file]) { next_file++; next_at = 0; }
         if (next_file >= files) { pthread_mutex_unlock(&lock); break; }
-        char *name = names[next_file]; long from = next_at, size = sizes[next_file] - from;
+        char *name = names[next_file]; long from = next_at, size = sizes[next_file] - from; int store = stores[next_file];
         if (size > RANGE) size = RANGE;
         next_at += size;
         pthread_mutex_unlock(&lock);
@@ -73,17 +83,25 @@ static void *run(void *unused) {
         }
         if (strncmp(buffer, "HTTP/1.1 206", 12)) exit(1);
         long left = size - (got - (end + 4 - buffer));
+        keep(store, end + 4, size - left, from);
         while (left > 0) {
-            long n = recv(s, buffer, left < (1 << 20) ? left : (1 << 20), 0);
+            long n = recv(s, buffer, left < (1 << 20) ? left : (1 << 20), store < 0 ? 0 : MSG_WAITALL);
             if (n <= 0) exit(1);
+            keep(store, buffer, n, from + size - left);
             left -= n;
         }
     }
     return unused;
 }
 int main(int count, char **words) {
-    port = atoi(words[1]); files = (count - 2) / 2; names = malloc(files * sizeof *names); sizes = malloc(files * sizeof *sizes);
-    for (int i = 0; i < files; i++) { names[i] = words[2 + 2 * i]; sizes[i] = atol(words[3 + 2 * i]); }
+    port = atoi(words[1]); files = (count - 3) / 2; names = malloc(files * sizeof *names); sizes = malloc(files * sizeof *sizes);
+    stores = malloc(files * sizeof *stores);
+    for (int i = 0; i < files; i++) {
+        names[i] = words[3 + 2 * i]; sizes[i] = atol(words[4 + 2 * i]);
+        char path[4096]; snprintf(path, sizeof path, "%s/%s", words[2], names[i]);
+        stores[i] = strcmp(words[2], "-") ? open(path, O_WRONLY | O_CREAT, 0600) : -1;
+        if (strcmp(words[2], "-") && stores[i] < 0) exit(1);
+    }
     pthread_t t[4];
     for (int i = 0; i < 4; i++) pthread_create(&t[i], 0, run, 0);
     for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
@@ -253,6 +271,11 @@ def movers(work: Path, disk: Path, bucket: Path, http: int, tls: int) -> list[Mo
         puller = [sys.executable, "-m", "kimisession.node.pull", "--from", "gs://weights", "--to", str(to)]
         return [*puller, "--processes", str(PROCESSES), "--threads", str(THREADS)]
 
+    def curl(to: Path) -> list[str]:
+        urls = [f"https://localhost:{tls}/download/storage/v1/b/weights/o/{path.name}?alt=media" for path in shards]
+        one = f"xargs -P 4 -n 1 curl -sSf --http1.1 --cacert {work / 'cert.pem'} -o /dev/null"
+        return ["sh", "-c", f'printf "%s\\n" "$@" | {one}', "sh", *urls]
+
     def gcloud(to: Path) -> list[str]:
         return ["gcloud", "storage", "cp", "--quiet", "gs://weights/*", str(to)]
 
@@ -271,11 +294,17 @@ def movers(work: Path, disk: Path, bucket: Path, http: int, tls: int) -> list[Mo
 
     python = {"PYTHONPATH": str(ROOT)}
     found = [
-        Mover("C receiver, http", lambda to: [str(work / "receiver"), str(http), *sizes], {}, memory),
+        Mover("C receiver, http", lambda to: [str(work / "receiver"), str(http), "-", *sizes], {}, memory),
+        Mover("C receiver, http, stored", lambda to: [str(work / "receiver"), str(http), str(to), *sizes], {}, memory),
+        Mover(
+            "C receiver, http, disk", lambda to: [str(work / "receiver"), str(http), str(to), *sizes], {}, disk / "to"
+        ),
         Mover("kimisession, http", ours, {**plain, **python}, memory),
         Mover("kimisession, TLS", ours, {**secure, **python}, memory),
         Mover("kimisession, http, disk", ours, {**plain, **python}, disk / "to"),
     ]
+    if shutil.which("curl"):
+        found.append(Mover("curl to nothing, TLS", curl, {}, memory))
     if shutil.which("gcloud"):
         api = "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"
         found += [
@@ -365,6 +394,17 @@ def verdict(results: dict[str, list[Result]], total_bytes: int) -> int:
             cpu = [run.cpu_s / (total_bytes / GIB) for run in runs]
             verdict.line(f"{name}: client CPU seconds per GiB", cpu, bound, at_least=False)
             verdict.line(f"{name}: RssAnon MiB, 8 connections", [run.rss_anon_mib for run in runs], 64, at_least=False)
+    for ours, theirs in (
+        ("C receiver, http, stored", "gcloud, http"),
+        ("curl to nothing, TLS", "gcloud, TLS"),
+        ("C receiver, http, stored", "C receiver, http"),
+        ("C receiver, http, disk", "gcloud, http, disk"),
+    ):
+        if results.get(ours) and results.get(theirs):
+            ratios = [b.wall_s / a.wall_s for a, b in zip(results[ours], results[theirs], strict=True)]
+            print(
+                f"limit  {ours} against {theirs}: {median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}] (not judged)"
+            )
     return 1 if verdict.missed else 0
 
 
