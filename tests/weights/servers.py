@@ -228,6 +228,9 @@ class GcsServer(_Server):
         self.in_all = Rate(in_all) if in_all else None
         self.keep = keep
         self.grain = grain
+        self.md5_of: dict[
+            str, str
+        ] = {}  # by crc32c: what the store is to know beforehand, as Google's computes it aside
         self.slots = threading.Semaphore(at_once)  # reads of objects at once; more are told 429
         self.turned_away = 0
         self.strict = strict  # False lets other people's clients in, for benchmarks
@@ -287,6 +290,7 @@ class _GcsHandler(_Handler):
             "timeCreated": "2026-11-21T00:00:00.000Z",
             "updated": "2026-11-21T00:00:00.000Z",
             "crc32c": found.crc32c,
+            **({"md5Hash": self.server.md5_of[found.crc32c]} if found.crc32c in self.server.md5_of else {}),
         }
 
     def do_GET(self) -> None:
