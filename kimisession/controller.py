@@ -156,6 +156,7 @@ class Controller:
             stand_in=quote.stand_in and spec.engine is not None,
             pretended=quote.pretended,
             recovers=quote.recovers,
+            bucket=choices.bucket_url,
         )
         self.store.claim(spec.session_id)
         try:

@@ -4,11 +4,19 @@ import os
 import sys
 
 import hypothesis
+import pytest
 
 #: The same examples everywhere, so that a red build is red for everybody; HYPOTHESIS_PROFILE=wide looks further.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, max_examples=60, database=None)
 hypothesis.settings.register_profile("wide", deadline=None, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, so that of those who share the tests none is left with a long file at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
 
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 

@@ -1,5 +1,6 @@
 """One good value of each kind that tests vary one field of, and Hypothesis strategies around them."""
 
+import secrets
 import typing
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,11 @@ PROFILE = Profile(
     price=Price(Decimal("26.00"), "a test's"),
     limits=Limits(),
 )
+
+
+def an_id(name: str) -> str:
+    """An id for a session with real processes: they are found by it, and ended by it, on all of this machine."""
+    return f"{name}-{secrets.token_hex(4)}"
 
 
 def choices(**changes: Any) -> Choices:

@@ -87,11 +87,11 @@ class MemoryCompute:
         self.machines[name] = replace(self.machines[name], status="TERMINATED", ended=self.now())
         self.did("compute.instances.guestTerminate", name, self.machines[name].zone, user="system")
 
-    def remove(self, name: str, kind: str = "delete") -> None:
+    def remove(self, name: str, kind: str = "delete", **more: Any) -> None:
         """It and its disk are gone."""
         machine = self.machines.pop(name)
         self.disks.pop(name, None)
-        self.did(kind, name, machine.zone)
+        self.did(kind, name, machine.zone, **more)
 
     def _settle(self) -> None:
         for name, at in list(self.going.items()):

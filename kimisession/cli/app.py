@@ -550,6 +550,7 @@ def stop(
 def cost(
     name: AnyNameArg = None,
     newest: Annotated[int, typer.Option("--last", min=1, help="How many sessions to list.")] = 20,
+    storage: Annotated[bool, typer.Option("--storage", help="Ask the buckets what the weights cost a month.")] = False,
     json: JsonOpt = False,
 ) -> None:
     """List what sessions took, or print one receipt.
@@ -558,7 +559,7 @@ def cost(
     """
     from kimisession.cli.ending import run_cost
 
-    run_cost(name, newest, json)
+    run_cost(name, newest, json, storage)
 
 
 ProjectOpt = Annotated[str, typer.Option(help="Google Cloud project; default: that of your credentials.")]
@@ -637,14 +638,16 @@ def guard_status(project: ProjectOpt = "", json: JsonOpt = False) -> None:
 
 
 @guard.command("disable")
-def guard_disable(project: ProjectOpt = "", dry_run: DryOpt = False) -> None:
+def guard_disable(project: ProjectOpt = "", yes: YesOpt = False, dry_run: DryOpt = False) -> None:
     """Delete the reaper.
+
+    Asks first where sessions run that nothing else outside of their machines would end, anybody's.
 
     Example: kimisession guard disable
     """
     from kimisession.cli.guarding import run_disable
 
-    run_disable(project, dry_run)
+    run_disable(project, dry_run, yes=yes)
 
 
 @guard.command("permissions")

@@ -73,6 +73,31 @@ class ReceiptLine(TypedDict):
     usd_per_hour: Decimal | None
     usd: Annotated[Decimal | None, _said("null when nobody knows its price")]
     price_ground: str
+    evidence: Annotated[str | None, _said("by what its end is known, such as an operation of the cloud")]
+
+
+class AttemptDocument(TypedDict):
+    """A place that did not give a machine."""
+
+    at: datetime
+    place: str
+    why: str
+
+
+class EstimateDocument(TypedDict):
+    """What was agreed, beside what was taken."""
+
+    usd: Annotated[Decimal, _said("the machines' time at the agreed price")]
+    worst_usd: Annotated[Decimal, _said("at the caps")]
+
+
+class UsefulDocument(TypedDict):
+    """A session with those that it went on from: all dollars over the hours in which one of them was ready."""
+
+    sessions: int
+    usd: Decimal
+    ready_s: Decimal
+    usd_per_hour: Annotated[Decimal | None, _said("null when none was ever ready")]
 
 
 class ReceiptDocument(TypedDict):
@@ -88,6 +113,47 @@ class ReceiptDocument(TypedDict):
     final: Annotated[bool, _said("everything has ended and that was confirmed")]
     unpriced: Annotated[list[str], _said("resources without a known price: in no sum")]
     lines: list[ReceiptLine]
+    evidence: Annotated[str | None, _said("what the machine, or the cloud, said of its end")]
+    confirmed: Annotated[str | None, _said("by what it is proven that nothing is left")]
+    attempts: list[AttemptDocument]
+    estimate: Annotated[EstimateDocument | None, _said("null when the agreement was lost or named no price")]
+    useful: UsefulDocument
+    tokens: Annotated[int | None, _said("generated, as last heard; null when none was heard of")]
+    usd_per_million_tokens: Annotated[Decimal | None, _said("all that it took over those tokens")]
+
+
+class GroupDocument(TypedDict):
+    """What several sessions took together; those with a pretended or a lost price left out."""
+
+    sessions: int
+    usd: Decimal
+    tokens: int | None
+    usd_per_million_tokens: Decimal | None
+
+
+class WeekDocument(GroupDocument):
+    """The sessions that were asked for in one week."""
+
+    week: Annotated[str, _said("its Monday, in UTC, like 2026-11-16")]
+
+
+class ProfileCostDocument(GroupDocument):
+    """The sessions of one profile."""
+
+    profile: str
+
+
+class StorageDocument(TypedDict):
+    """What a whole bucket holds and costs a month; numbers are null when it did not say."""
+
+    bucket: str
+    location: str | None
+    live_bytes: int | None
+    old_bytes: Annotated[int | None, _said("in noncurrent generations")]
+    deleted_bytes: Annotated[int | None, _said("soft-deleted, and billed until their retention ends")]
+    usd_per_month: Decimal | None
+    why: Annotated[str | None, _said("why it has no price")]
+    unpriced: Annotated[list[str], _said("what is in no figure here")]
 
 
 class CostsDocument(TypedDict):
@@ -96,6 +162,9 @@ class CostsDocument(TypedDict):
     sessions: list[ReceiptDocument]
     usd: Annotated[Decimal, _said("of all sessions, those with a pretended price left out")]
     count: int
+    weeks: list[WeekDocument]
+    profiles: list[ProfileCostDocument]
+    storage: Annotated[list[StorageDocument] | None, _said("null unless --storage asked for it")]
 
 
 class ExtendedDocument(TypedDict):

@@ -1,11 +1,14 @@
 """`guard`: the reaper of a project, which deletes what is past its deadline even when every other layer is dead."""
 
+import sys
+
 from kimisession.cli import show
+from kimisession.cli.asking import agreed
 from kimisession.cli.sessions import utc_now
 from kimisession.cloud import guard, permissions
 from kimisession.cloud.compute import Cloud, open_compute
 from kimisession.core.guard import EVERY_S, LABEL_CODE, LABEL_DID, NAME, beat_of, guard_layer
-from kimisession.errors import KimiError
+from kimisession.errors import KimiError, UsageMistake
 
 #: What a reaper costs outside of the free tier (notes/decisions/003-reaper.md has the sources).
 COSTS = "about $7 a month outside of the free tier, and the address beside it"
@@ -70,15 +73,40 @@ def run_status(project: str, json: bool, cloud: Cloud | None = None) -> None:
         raise KimiError("nothing outside of the machines would delete them", hint)
 
 
-def run_disable(project: str, dry_run: bool, cloud: Cloud | None = None) -> None:
-    """Delete it. Repeatable."""
+def run_disable(project: str, dry_run: bool, cloud: Cloud | None = None, yes: bool = False) -> None:
+    """Delete it, after a question where sessions run that it watches over. Repeatable."""
     cloud = cloud or open_compute(project)
+    watched = watched_over(cloud)
     if dry_run:
         names = ", ".join(f"{m.name} in {m.zone}" for m in guard.guards(cloud)) or "nothing: there is none"
-        show.would(f"delete {names}")
+        show.would(f"delete {names}{f'; {watched}' if watched else ''}")
         return
+    if watched:
+        _agree(watched, yes)
     count = guard.disable(cloud, show.say)
     show.out(f"project {cloud.project} has no reaper now" if count else f"project {cloud.project} had no reaper")
+    if watched:
+        show.next_step("kimisession guard enable", "kimisession sweep")
+
+
+def watched_over(cloud: Cloud) -> str:
+    """What nothing outside of the machines would end without the reaper, whoever began it; empty when there is nothing."""
+    found = cloud.ours()
+    sessions = sorted({machine.session for machine in found.machines})
+    if not sessions and found.unreachable:
+        return f"{', '.join(found.unreachable)} did not answer: what runs there is not known"
+    names = ", ".join(sessions[:5]) + (" ..." if len(sessions) > 5 else "")
+    return f"only their own layers would end {names}" if sessions else ""
+
+
+def _agree(watched: str, yes: bool) -> None:
+    if yes:
+        show.say(watched)
+        return
+    if not sys.stdin.isatty():
+        raise UsageMistake(f"{watched}; there is no terminal to ask for a yes", "add --yes; nothing was deleted")
+    if not agreed(f"{watched}. Delete the reaper?"):
+        raise KimiError("the reaper was not deleted", "kimisession guard status")
 
 
 def run_permissions(project: str, json: bool, cloud: Cloud | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from kimisession.cli import show
-from kimisession.cli.opening import after_the_end, open_controller, pick, pick_live, pick_ready
+from kimisession.cli.opening import BEYOND, after_the_end, open_controller, pick, pick_live, pick_ready
 from kimisession.cli.sessions import (
     REASONS,
     began_at,
@@ -20,7 +20,7 @@ from kimisession.cli.sessions import (
     summary,
     utc_now,
 )
-from kimisession.core.cost import cents
+from kimisession.core.cost import UNPRICED, cents
 from kimisession.core.ledger import Session, State
 from kimisession.core.lifecycle import Observation
 from kimisession.errors import KimiError, LeakSuspected, UsageMistake
@@ -52,10 +52,12 @@ def run_status(name: str | None, watch: bool, everything: bool, json: bool) -> N
         show.next_step(*_next_of(found[0][0]))
     elif not found:
         show.out("no session is running")
-        show.next_step("kimisession start", "kimisession status --all")
+        show.next_step("kimisession start", "kimisession status --all", BEYOND)
     else:
         show.table(HEAD, [row(*pair, now) for pair in found], FIGURES)
         running = [session for session, _ in found if session.live]
+        for session, seen in found:
+            warn_of_layers(session, seen)
         if running:
             name = running[0].name if len(running) == 1 else "NAME"
             show.next_step(*(f"kimisession {word} {name}" for word in ("status", "connect", "stop")))
@@ -85,7 +87,8 @@ def row(session: Session, seen: Observation, now: datetime) -> tuple[str, ...]:
     """One session in the list; of one that is gone the last column says why it ended."""
     began = began_at(session)
     up = span(seconds_since(began, ended_at(session) or now)) if began else "-"
-    price = cents(session.request.usd_per_hour) if session.request else "?"
+    priced = session.request is not None and session.request.price_ground != UNPRICED
+    price = cents(session.request.usd_per_hour) if session.request and priced else "?"
     state = phase_now(session, seen).partition(" (")[0] if session.live else session.state.value
     took = cents(spent(session, now)) if session.request else "?"
     return session.name, state, up, took, price, _last_column(session, seen, now)
@@ -99,6 +102,14 @@ def _last_column(session: Session, seen: Observation, now: datetime) -> str:
     if seen.present is None:
         return f"cannot be seen now: {seen.why}"
     return ends_text(session, seen, now).partition(", ")[0]
+
+
+def warn_of_layers(session: Session, seen: Observation) -> None:
+    """A layer that died since the start is said in the list too: nobody opens the page of what seems to be well. Before a
+    session is ready its layers are still being read back."""
+    for layer in seen.layers if session.state is State.READY else ():
+        if not layer.armed:
+            show.warn("not armed:", f"{session.name}: {layer.name}: {layer.evidence}")
 
 
 def _next_of(session: Session) -> tuple[str, ...]:

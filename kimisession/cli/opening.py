@@ -10,6 +10,9 @@ from kimisession.profile_file import profile_files
 from kimisession.settings import settings
 from kimisession.store import Store, open_store
 
+#: Where to look for what this ledger never knew or has lost: no row of it, and no place asked for it, is no proof.
+BEYOND = "kimisession sweep asks the cloud what this ledger does not know"
+
 #: The ledgers that this process opened.
 _OPENED: list[Store] = []
 
@@ -52,13 +55,13 @@ def pick(controller: Controller, name: str | None, *, gone_too: bool = False) ->
     if name is not None:
         session = controller.store.by_name(name)
         if session is None:
-            raise UsageMistake(f"there is no session {name!r}", "`kimisession status --all` lists them")
+            raise UsageMistake(f"there is no session {name!r}", f"`kimisession status --all` lists them; {BEYOND}")
         return session
     rows = controller.store.rows(live_only=True)
     if not rows and gone_too:
         rows = controller.store.rows(newest=1)
     if not rows:
-        raise UsageMistake("there is no session", "start one with `kimisession start`")
+        raise UsageMistake("there is no session", f"start one with `kimisession start`; {BEYOND}")
     if len(rows) > 1:
         names = ", ".join(sorted(row.name for row in rows))
         raise UsageMistake(f"there are {len(rows)} live sessions: {names}", "name the one that you mean")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from kimisession.cli import show
+from kimisession.cli.asking import agreed
 from kimisession.cli.opening import open_controller
 from kimisession.cli.seeding import SeedWords, ensure_bucket, print_manifest
 from kimisession.cli.sessions import Progress, progress_of, receipt, utc_now, why_text
@@ -236,8 +237,7 @@ def _agree(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageMistake("there is no terminal to ask for a yes", "add --yes; nothing was rented")
-    print("Rent it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not agreed("Rent it?"):
         raise KimiError("nothing was rented", "kimisession seed --dry-run shows the quote alone")
 
 

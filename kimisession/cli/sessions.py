@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from kimisession.cli import show
-from kimisession.core.cost import UNPRICED, cents, cost_of, estimate_of, price_of
+from kimisession.core.cost import UNPRICED, cents, cost_of, estimate_of, per_million, price_of, tokens_of
 from kimisession.core.ledger import Phase, Session, State
 from kimisession.core.lifecycle import Observation
 from kimisession.core.recovery import RECOVERABLE, useful
@@ -256,9 +256,11 @@ def rented(session: Session) -> bool:
     return session.request is not None and session.request.infra != "local"
 
 
-def receipt_data(session: Session, now: datetime) -> dict[str, object]:
-    """A receipt for --json."""
-    cost = cost_of(session, now)
+def receipt_data(session: Session, now: datetime, chain: Sequence[Session] = ()) -> dict[str, object]:
+    """A receipt for --json. `chain`: itself and what it went on from."""
+    cost, estimate, took = cost_of(session, now), estimate_of(session, now), useful(chain or (session,), now)
+    tokens = tokens_of(session.facts)
+    priced = session.request is not None and session.request.price_ground != UNPRICED
     return {
         "session": session.id,
         "name": session.name,
@@ -279,16 +281,29 @@ def receipt_data(session: Session, now: datetime) -> dict[str, object]:
                 "usd_per_hour": line.resource.usd_per_hour,
                 "usd": line.usd,
                 "price_ground": line.resource.price_ground,
+                "evidence": line.resource.evidence or None,
             }
             for line in cost.lines
         ],
+        "evidence": session.ended.evidence if session.ended else None,
+        "confirmed": session.confirmed.evidence if session.confirmed else None,
+        "attempts": [{"at": a.at, "place": a.place, "why": a.why} for a in session.attempts],
+        "estimate": {"usd": estimate.usd, "worst_usd": estimate.worst_usd} if estimate else None,
+        "useful": {
+            "sessions": took.sessions,
+            "usd": took.usd,
+            "ready_s": took.ready_s,
+            "usd_per_hour": took.usd_per_useful_hour,
+        },
+        "tokens": tokens,
+        "usd_per_million_tokens": per_million(cost.usd, tokens) if priced else None,
     }
 
 
 def receipt(session: Session, now: datetime, chain: Sequence[Session] = ()) -> None:
     """What it took, resource by resource; of a rented machine with the evidence. `chain`: itself and what it went on from."""
     if show.SETTINGS.json:
-        show.as_json("receipt", receipt_data(session, now))
+        show.as_json("receipt", receipt_data(session, now, chain))
         return
     cost, request, began, ended = cost_of(session, now), session.request, began_at(session), ended_at(session)
     heading = f"Receipt  {session.id}"
@@ -311,7 +326,7 @@ def receipt(session: Session, now: datetime, chain: Sequence[Session] = ()) -> N
         rows.append(("UNCONFIRMED", session.unconfirmed))
     for line in cost.lines:
         usd = "no price known" if line.usd is None else cents(line.usd)
-        price = "" if line.resource.usd_per_hour is None else f" x {cents(line.resource.usd_per_hour)}/h"
+        price = "" if line.resource.usd_per_hour is None else f" x {_rate(line.resource.usd_per_hour)}/h"
         took = f"{line.seconds:,.1f} s" + (f" ({span(float(line.seconds))})" if line.seconds >= 60 else "")
         evidence = f"\n{line.resource.evidence}" if rented(session) and line.resource.evidence else ""
         rows.append((line.resource.kind, f"{took}{price} = {usd}{evidence}"))
@@ -326,11 +341,20 @@ def receipt(session: Session, now: datetime, chain: Sequence[Session] = ()) -> N
         machines = f"{took_all.sessions} {'machine' if took_all.sessions == 1 else 'machines'}"
         hour = f"{cents(took_all.usd_per_useful_hour)} per useful hour: {cents(took_all.usd)} for {machines}"
         rows.append(("useful", f"{hour}, ready for {span(float(took_all.ready_s))}"))
+    if tokens := tokens_of(session.facts):
+        usd_each = per_million(cost.usd, tokens) if request and request.price_ground != UNPRICED else None
+        each = f", {cents(usd_each)} per million{pretended(session)}" if usd_each is not None else ""
+        rows.append(("served", f"{tokens:,} tokens generated, as last heard{each}"))
     if request:
         rows.append(("price from", request.price_ground))
     if cost.unpriced:
         rows.append(("not priced", ", ".join(cost.unpriced)))
     show.pairs(rows)
+
+
+def _rate(usd_per_hour: Decimal) -> str:
+    """Dollars of an hour; of a small disk or an address to the hundredth of a cent."""
+    return cents(usd_per_hour) if usd_per_hour >= 1 or not usd_per_hour else f"${usd_per_hour:.4f}"
 
 
 def phase_line(session: Session, phase: Phase, until: datetime, after: str = "") -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kimisession.cli import show
+from kimisession.cli.asking import agreed
 from kimisession.cli.opening import open_controller
 from kimisession.cli.planning import PlanOptions, fit_line, make_plan, price_elsewhere
 from kimisession.cli.recovering import elsewhere, find_lost, same_again
@@ -30,7 +31,7 @@ from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
 from kimisession.core.quote import Choices, Quote, make_quote
 from kimisession.core.recovery import RECOVERABLE, under_the_same_caps
 from kimisession.engines.base import open_engine
-from kimisession.errors import DoesNotFit, EngineFailed, Interrupted, KimiError, UsageMistake
+from kimisession.errors import DoesNotFit, EngineFailed, EngineMissing, Interrupted, KimiError, UsageMistake
 from kimisession.node.policy import span
 from kimisession.profile_file import load_profile
 from kimisession.store import NameTaken
@@ -78,7 +79,11 @@ def run_start(options: StartOptions) -> None:
         lambda: check_name(profile.name.replace(".", "-") if options.name is None else options.name), "--name"
     )
     infra = options.infra or profile.hardware.infra
-    open_engine(infra)  # refuse a place that does not exist before anything else is looked at
+    try:
+        open_engine(infra)  # refuse a place that does not exist before anything else is looked at
+    except EngineMissing:
+        if not options.dry_run:  # else said below the quote
+            raise
     controller = open_controller()
     try:
         lost = find_lost(controller, name, profile.name, options.typed) if options.recover else ()
@@ -93,8 +98,13 @@ def run_start(options: StartOptions) -> None:
             agreed = quote
             quote = _checked(lambda: under_the_same_caps(agreed, lost, elsewhere(lost)), "--recover")
         fit = _check_plan(quote, options.force_fit)
-        spec = controller.check(quote)
-        _check_weights(quote)
+        try:
+            spec = controller.check(quote)
+            _check_weights(quote)
+        except KimiError:
+            if options.dry_run:  # what it would take is worth knowing, also where something is still missing
+                _print_quote(quote, fit)
+            raise
         _print_quote(quote, fit)
         if options.dry_run:
             if options.json:
@@ -153,7 +163,15 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         budget_usd=options.budget_usd,
         sets=dict(parse_set(text) for text in options.sets),
     )
-    return _checked(lambda: make_quote(profile, choices, utc_now()), "--duration")
+    quote = _checked(lambda: make_quote(profile, choices, utc_now()), "--duration")
+    # A budget out of the settings is for places that bill; one that was typed must not be a cap that never acts.
+    meant = "--budget" in options.typed or infra == "gcp"
+    if meant and quote.choices.budget_usd is not None and quote.usd_per_hour <= 0:
+        raise UsageMistake(
+            f"--budget: at {cents(quote.usd_per_hour)} an hour {cents(quote.choices.budget_usd)} are never spent",
+            "say with --price what an hour costs, or leave --budget out: the hard cap ends it",
+        )
+    return quote
 
 
 #: What a session decides itself: where the engine listens, under which key and name, and what it serves.
@@ -305,8 +323,7 @@ def _agree(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageMistake("there is no terminal to ask for a yes", "add --yes; nothing was created")
-    print("Start it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not agreed("Start it?"):
         raise KimiError("nothing was created", "kimisession start --dry-run shows the quote alone")
 
 

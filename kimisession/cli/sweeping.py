@@ -7,17 +7,18 @@ from decimal import Decimal
 from typing import Any
 
 from kimisession.cli import show
+from kimisession.cli.asking import agreed
 from kimisession.cli.sessions import utc_now
 from kimisession.cloud.compute import Cloud, open_compute
 from kimisession.cloud.resource_prices import price_of_resource
 from kimisession.cloud.sweep import Failure, Look, Sweeper
 from kimisession.controller import owner_here
-from kimisession.core.audit import Finding, Verdict, kind_of
-from kimisession.core.cost import cents
+from kimisession.core.audit import Finding, kind_of
+from kimisession.core.cost import UNPRICED, cents
 from kimisession.core.inventory import Machine
 from kimisession.core.launch import label_value
-from kimisession.core.ledger import LaunchRequested, SessionRequested
-from kimisession.errors import KimiError, LeakSuspected, UsageMistake
+from kimisession.core.ledger import LaunchRequested, ResourceCreated, SessionRequested
+from kimisession.errors import LeakSuspected
 from kimisession.paths import state_home
 from kimisession.store import NameTaken, Store, open_store
 
@@ -52,11 +53,12 @@ def run_sweep(options: SweepOptions, cloud: Cloud | None = None) -> None:
         _table(look)
     adopted = adopt(store, look, foreign_too=bool(options.owner)) if options.adopt else []
     if options.delete and look.due:
-        _agree(look, options.yes)
+        _agree(look, options)
         before = look.due
         look, failed = sweeper.delete_until_gone(PATIENCE_S, lambda text: show.say(f"  {text}"))
-        left = {f.resource.name for f in look.findings}
-        deleted = tuple(f for f in before if f.resource.name not in left)
+        left = {_thing(f) for f in look.findings}
+        # Of a zone that does not answer nothing is known: what was there is not called deleted.
+        deleted = tuple(f for f in before if not _silent(f, look) and _thing(f) not in left)
     if options.json:
         show.as_json("sweep", _document(look, deleted, adopted))
     else:
@@ -64,9 +66,19 @@ def run_sweep(options: SweepOptions, cloud: Cloud | None = None) -> None:
     _raise_if_left(look, failed, options)
 
 
+def _thing(finding: Finding) -> tuple[str, str, str]:
+    """A machine and its boot disk share a name."""
+    return kind_of(finding.resource), finding.resource.name, finding.resource.zone
+
+
+def _silent(finding: Finding, look: Look) -> bool:
+    return any(finding.resource.zone == scope.rpartition("/")[2] for scope in look.unreachable)
+
+
 def _table(look: Look) -> None:
     if not look.findings:
-        show.out(f"nothing of ours in project {look.project}")
+        where = " where it answered" if look.unreachable else ""
+        show.out(f"nothing of ours in project {look.project}{where}")
         return
     show.table(
         ("STATE", "RESOURCE", "WHERE", "OWNER", "SINCE (UTC)", "COST", "$/H"),
@@ -97,22 +109,34 @@ def _tell(look: Look, deleted: tuple[Finding, ...], adopted: list[str], failed: 
         show.next_step("kimisession status" if look.findings else "kimisession start")
 
 
-def _agree(look: Look, yes: bool) -> None:
-    if yes:
+def _agree(look: Look, options: SweepOptions) -> None:
+    """Ask. What is left over stays a leak when the answer is no, or when there is nobody to ask."""
+    if options.yes:
         return
-    if not sys.stdin.isatty():
-        raise UsageMistake("there is nobody to ask whether to delete", "give -y to delete what is left over")
     names = ", ".join(f.resource.name for f in look.due[:5]) + (" ..." if len(look.due) > 5 else "")
-    print(f"delete {len(look.due)} ({names})? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise KimiError("nothing was deleted", "kimisession sweep")
+    if not sys.stdin.isatty():
+        raise LeakSuspected(
+            f"{len(look.due)} left over ({names}), and nobody to ask whether to delete",
+            f"{_command(options, delete=True)} -y",
+        )
+    if not agreed(f"delete {len(look.due)} ({names})?"):
+        raise LeakSuspected(f"nothing was deleted: {len(look.due)} left over", _command(options))
+
+
+def _command(options: SweepOptions, delete: bool = False) -> str:
+    """The same look again, of the same project and the same owner's things alone."""
+    words = ["kimisession sweep", "--delete" if delete else ""]
+    words += [
+        f"--owner {options.owner}" if options.owner else "",
+        f"--project {options.project}" if options.project else "",
+    ]
+    return " ".join(filter(None, words))
 
 
 def _raise_if_left(look: Look, failed: tuple[Failure, ...], options: SweepOptions) -> None:
-    project = f" --project {options.project}" if options.project else ""
     if look.unreachable:
         raise LeakSuspected(
-            f"{', '.join(look.unreachable)} did not answer: what is there is not known", f"kimisession sweep{project}"
+            f"{', '.join(look.unreachable)} did not answer: what is there is not known", _command(options)
         )
     if failed:
         raise LeakSuspected(f"{len(failed)} could not be deleted: {failed[0].error.message}", failed[0].error.hint)
@@ -120,7 +144,7 @@ def _raise_if_left(look: Look, failed: tuple[Failure, ...], options: SweepOption
         word = "is" if len(look.due) == 1 else "are"
         raise LeakSuspected(
             f"{len(look.due)} {word} left over in project {look.project}",
-            f"kimisession sweep --delete{project}" if not options.delete else "the same command again",
+            _command(options, delete=True) if not options.delete else "the same command again",
         )
     if look.leaks:
         first = look.leaks[0].resource
@@ -178,17 +202,25 @@ def adopt(store: Store, look: Look, foreign_too: bool) -> list[str]:
     for finding in sorted(machines, key=lambda f: f.resource.began):
         if store.session(finding.session).request is not None:
             continue
-        if finding.verdict is Verdict.FOREIGN and not foreign_too:
+        if finding.owner not in ("", owner_here()) and not foreign_too:  # past its deadline, too: it is their bill
             show.say(f"not adopted: {finding.session} is {finding.owner}'s; `--owner {finding.owner}` adopts it")
             continue
         request = _request(finding)
         try:
-            store.append(finding.session, [request, LaunchRequested(finding.resource.began)])
+            store.append(finding.session, [request, LaunchRequested(finding.resource.began), _created(finding)])
         except NameTaken:
             show.say(f"not adopted: {finding.session}: a live session is called {request.name} already")
             continue
         adopted.append(request.name)
     return adopted
+
+
+def _created(finding: Finding) -> ResourceCreated:
+    """The machine, by the id that the place has for it: what it takes counts from now on, also while nobody can look."""
+    machine = finding.resource
+    price = price_of_resource(machine)
+    ground = UNPRICED if price.usd_per_hour is None else price.ground
+    return ResourceCreated(machine.began, f"gcp/{machine.zone}/{machine.name}", "machine", price.usd_per_hour, ground)
 
 
 def _request(finding: Finding) -> SessionRequested:
@@ -208,7 +240,7 @@ def _request(finding: Finding) -> SessionRequested:
         served_name="",
         port=0,
         usd_per_hour=price.usd_per_hour or Decimal(0),
-        price_ground=price.ground,
+        price_ground=UNPRICED if price.usd_per_hour is None else price.ground,
         idle_s=0,
         deadline=deadline,
         latest=deadline,

@@ -31,4 +31,7 @@ def usage_sentence(error: Any, words: Sequence[str]) -> tuple[str, str]:
         text = re.sub(pattern, ours, text)
     command = next((word for word in words if word.isalpha()), "")
     path = error.ctx.command_path if getattr(error, "ctx", None) else f"kimisession {command}".rstrip()
+    misplaced = re.search(r"^there is no option (-q|--quiet|--no-color|--debug|--version)$", text.partition(",")[0])
+    if misplaced:
+        return f"{misplaced[1]} goes before the command", f"kimisession {misplaced[1]} {command}".rstrip()
     return text, f"{path} --help"

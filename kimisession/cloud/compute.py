@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from kimisession.cloud.permissions import grant_command
+from kimisession.core.audit import BY_US, MARK
 from kimisession.core.inventory import (
     Address,
     Disk,
@@ -68,6 +70,7 @@ _KINDS = (
     "bulkInsert",
     "delete",
     "stop",
+    "start",
     "compute.instances.preempted",
     "compute.instances.guestTerminate",
     "compute.instances.hostError",
@@ -262,8 +265,11 @@ class Compute:
     # -- change --------------------------------------------------------------------------------------------------------
 
     def delete(self, resource: Resource) -> Operation | None:
-        """See Cloud."""
-        words: dict[str, Any] = {"project": self.project, "request_id": str(uuid.uuid4())}
+        """See Cloud. The request for a session's machine is marked as ours: what it leaves behind can be told by that."""
+        request = str(uuid.uuid4())
+        if isinstance(resource, Machine) and resource.session:
+            request = f"{MARK}-{BY_US:04x}-4{request[15:19]}8{request[20:]}"
+        words: dict[str, Any] = {"project": self.project, "request_id": request}
         room, kind = ("zone" if re.fullmatch(r".*-[a-z]", resource.zone) else "region"), "instance"
         client = "Instances"
         if isinstance(resource, Disk):
@@ -424,7 +430,10 @@ class Compute:
         places = self._client(f"{room.capitalize()}s")
         try:
             names = [place.name for place in places.list(project=self.project, retry=None, timeout=CALL_S)]
-        except Exception:
+        except Exception as other:
+            known = _translated(other, f"list {room}s", self.project)
+            if isinstance(known, Denied):
+                raise Denied(f"{error.message}; {known.message}", known.hint, known.permission) from None
             raise error from None
 
         def ask(name: str) -> list[Any] | None:
@@ -559,7 +568,8 @@ def _denied(what: str, text: str, project: str) -> Denied:
         )
     named = permission.group(1) if permission else ""
     lacking = f"this account lacks {named} on project {project}" if named else text
-    return Denied(f"could not {what}: {lacking}", f"kimisession guard permissions --project {project}", named)
+    grant = grant_command(project, (named,)) if named else f"kimisession guard permissions --project {project}"
+    return Denied(f"could not {what}: {lacking}", grant, named)
 
 
 def _first(error: BaseException) -> str:
@@ -599,6 +609,7 @@ def machine_of(item: Any) -> Machine:
         disks=tuple((_last(disk.source), bool(disk.auto_delete)) for disk in item.disks if disk.source),
         internal_ip=nic.network_i_p if nic is not None else "",
         external_ip=access.nat_i_p if access is not None else "",
+        account=next((one.email for one in item.service_accounts), ""),
     )
 
 
@@ -643,6 +654,7 @@ def operation_of(item: Any) -> Operation:
         item.user,
         item.operation_group_id,
         tuple((error.code, error.message) for error in item.error.errors),
+        item.client_operation_id,
     )
 
 

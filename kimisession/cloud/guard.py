@@ -173,6 +173,8 @@ def enable(cloud: Cloud, zone: str, account: str, network: str, say: Callable[[s
     try:
         cloud.create_machine(zone, machine_body(cloud.project, zone, email, network))
     except (Denied, Unconfirmed) as error:
+        if isinstance(error, Denied) and error.permission:
+            raise  # the person's own account lacks it
         if "serviceaccount" in error.message.lower().replace(" ", "") or email in error.message:
             commands = "\n".join(reaper_account_commands(cloud.project))
             raise UsageMistake(

@@ -71,7 +71,10 @@ GUARD = (
     "iam.serviceAccounts.actAs",
 )
 
-USER = tuple(dict.fromkeys((*SKYPILOT, *LOOK_AND_DELETE, *QUOTA, *GUARD)))
+#: A machine on demand (`--on-demand-fallback`) is told not to start again after a crash of its host.
+ON_DEMAND = ("compute.instances.setScheduling",)
+
+USER = tuple(dict.fromkeys((*SKYPILOT, *LOOK_AND_DELETE, *QUOTA, *GUARD, *ON_DEMAND)))
 
 #: The reaper lists, deletes, and writes its heartbeat on itself. It can neither create, nor read a disk, nor log in anywhere.
 REAPER = (
@@ -84,12 +87,15 @@ REAPER = (
     "compute.addresses.list",
     "compute.addresses.delete",
     "compute.zoneOperations.get",
+    "compute.globalOperations.list",
+    "compute.zoneOperations.list",
     "compute.zones.list",
     "compute.regions.list",
 )
 
-#: A session's machine deletes itself (kimisession/node/deadline.py) and reads the weights.
-MACHINE = ("compute.instances.get", "compute.instances.delete", "compute.zoneOperations.get")
+#: A session's machine deletes itself (kimisession/node/deadline.py), and SkyPilot's autodown on it, which stands behind that,
+#: lists the machines of its cluster first. It also reads the weights.
+MACHINE = ("compute.instances.delete", "compute.zoneOperations.get", "compute.instances.list")
 MACHINE_ON_BUCKET = ("storage.objects.get", "storage.objects.list")
 
 
@@ -121,9 +127,11 @@ def missing(cloud: Asked, wanted: tuple[str, ...] = USER) -> Missing | None:
 
 
 def grant_command(project: str, lacking: tuple[str, ...]) -> str:
-    """What somebody who may grant types: a custom role of exactly these permissions, and its binding."""
+    """What somebody who may grant types: a custom role with these permissions, made or added to, and its binding."""
+    words = f"kimisession_user --project={project}"
     return (
-        f"gcloud iam roles create kimisession_user --project={project} --permissions={','.join(lacking)} && "
+        f"(gcloud iam roles create {words} --permissions={','.join(lacking)} || "
+        f"gcloud iam roles update {words} --add-permissions={','.join(lacking)}) && "
         f"gcloud projects add-iam-policy-binding {project} --member=user:EMAIL "
         f"--role=projects/{project}/roles/kimisession_user"
     )

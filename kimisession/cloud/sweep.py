@@ -4,16 +4,19 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 from kimisession.cloud.compute import Cloud
-from kimisession.core.audit import Finding, PriceOf, audit, kind_of, unpriced
-from kimisession.core.inventory import Inventory, Machine
+from kimisession.core.audit import Finding, PriceOf, Verdict, audit, kind_of, unpriced
+from kimisession.core.inventory import Disk, Inventory, Machine, Operation
 from kimisession.errors import KimiError
 
 #: So many deletions are asked for at a time; Compute Engine allows 20 requests a second and user in a region by default.
 AT_ONCE = 8
+
+#: How far back operations are looked at. Compute Engine keeps them for about two weeks.
+KEPT = timedelta(days=14)
 
 #: Between two looks; the first ones come sooner.
 PAUSE_S = 5.0
@@ -65,8 +68,20 @@ class Sweeper:
         """What there is now."""
         found: Inventory = self.cloud.everything()
         findings = audit(found, self.now(), self.owner, self.known, self.price)
+        if any(f.verdict is Verdict.UNLABELLED_OURS and isinstance(f.resource, Disk) for f in findings):
+            findings = self._with_operations(found, findings)
         mine = (f for f in findings if f.resource.name not in self.spare and self._asked_for(f))
         return Look(found.at, found.project, tuple(mine), found.unreachable)
+
+    def _with_operations(self, found: Inventory, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """The findings once more, with what was done to machines as far back as Compute Engine remembers. Where it does not
+        say, nothing more is ours, and the findings say why."""
+        try:
+            done: tuple[Operation, ...] = self.cloud.operations("", self.now() - KEPT)
+        except KimiError as error:
+            lost = f"; whose machine it was of could not be looked up: {error.message}"
+            return tuple(replace(f, why=f.why + lost) if f.verdict is Verdict.UNLABELLED_OURS else f for f in findings)
+        return audit(found, self.now(), self.owner, self.known, self.price, done=done)
 
     def _asked_for(self, finding: Finding) -> bool:
         return not self.only or finding.owner == self.only or (not finding.owner and self.only == self.owner)

@@ -8,6 +8,7 @@ what is stopped and still billed for its disk, and what was left behind by a mac
 Only labels, and names made from a session's id, make something ours to delete. A similar name is shown and never touched.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -55,6 +56,12 @@ class Verdict(StrEnum):
     ORPHAN_ADDRESS = "left-over address"
     UNLABELLED_OURS = "named like ours, no labels"
 
+
+#: Whoever of ours deletes a labelled machine marks the request ("kimi"): a session's own machine with its exit code
+#: (node/deadline.py), command and reaper with `BY_US` (cloud/compute.py). Compute Engine keeps the mark with the operation.
+MARK = "6b696d69"
+BY_US = 0xFFFF
+_MARKED = re.compile(rf"{MARK}-([0-9a-f]{{4}})-4[0-9a-f]{{3}}-8[0-9a-f]{{3}}-[0-9a-f]{{12}}")
 
 _CALM = (Verdict.LIVE, Verdict.FOREIGN, Verdict.ENDING)
 
@@ -112,13 +119,16 @@ def audit(
     known: Iterable[str] = (),
     price: PriceOf = unpriced,
     grace: timedelta = GRACE,
+    done: Iterable[Operation] = (),
 ) -> tuple[Finding, ...]:
     """A finding for everything of ours, leaks first, then by name.
 
     `owner` is who asks: another's live session is FOREIGN. `known` are ids of sessions of which `owner` knows otherwise
     (the ledger's): what has no labels and was named after one of those, or after a labelled one, is that session's.
-    Disks and addresses in use are part of what uses them, and no findings of their own.
+    Disks and addresses in use are part of what uses them, and no findings of their own. `done` are operations on machines: a
+    disk without labels that has the name and zone of a machine that one of ours deleted was that machine's boot disk.
     """
+    deleted = {(op.zone, op.target): op for op in done if op.kind == "delete" and _MARKED.fullmatch(op.request)}
     sessions = {thing.session for thing in found.everything if thing.session} | {*known}
     machines = {machine.name: machine for machine in found.machines}
     alive = {m.session or _session_of(m.name, sessions) for m in found.machines} - {""}
@@ -138,6 +148,10 @@ def audit(
         ):
             verdict, since = Verdict.UNLABELLED_OURS, thing.began
             why = "no labels, and no session of that name is known here: look before you delete it"
+            ended = deleted[thing.zone, thing.name].ended if (thing.zone, thing.name) in deleted else None
+            if isinstance(thing, Disk) and ended and thing.began < ended < now - FRESH:
+                verdict, since = Verdict.ORPHAN_DISK, ended
+                why = f"the boot disk of a session's machine that was deleted {_utc(ended)}"
         else:
             continue
         due = verdict not in (*_CALM, Verdict.UNLABELLED_OURS)
@@ -265,9 +279,32 @@ _ENDS = (
 )
 
 
+#: After these a machine runs again.
+_STARTS_AGAIN = ("compute.instances.automaticRestart", "start")
+
+
+def code_told(machine: str, operations: Iterable[Operation]) -> tuple[int, Operation] | None:
+    """The exit code that the machine told when it asked for its own deletion, and that operation; None when it told none.
+    Whether or not that deletion came to be: the session had ended."""
+    for op in operations:
+        told = _MARKED.fullmatch(op.request)
+        if op.target == machine and op.kind == "delete" and told and int(told[1], 16) != BY_US:
+            return int(told[1], 16), op
+    return None
+
+
 def what_ended(machine: str, operations: Iterable[Operation]) -> tuple[str, Operation] | None:
-    """Why a machine went, and the operation that says so; None when no operation is known."""
-    mine = [op for op in operations if op.target == machine]
+    """Why a machine went, and the operation that says so; None when no operation is known.
+
+    What came before a restart ended nothing: after a host error Compute Engine starts a machine on demand again by itself
+    (`automaticRestart`). It is billed as if it had run in between, the dearer reading.
+    """
+    mine: list[Operation] = []
+    for op in operations:
+        if op.target == machine and op.kind in _STARTS_AGAIN and not op.errors:
+            mine = []
+        elif op.target == machine:
+            mine.append(op)
     for kind, words in _ENDS:
         # The last one: a deletion that said DONE while the machine stayed was not its end.
         for op in reversed(mine):

@@ -1,5 +1,6 @@
 """What a session took: events times prices, in Decimal. Nothing is estimated that was not agreed or observed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
@@ -58,6 +59,22 @@ def cost_of(session: Session, now: datetime) -> Cost:
     unpriced = tuple(line.resource.id for line in lines if line.usd is None)
     final = session.confirmed is not None and not any(line.running for line in lines)
     return Cost(tuple(lines), total, unpriced, final)
+
+
+#: The fact that has the tokens which an engine's first start generated; later starts have `tokens.2` and so on.
+TOKENS = "tokens"
+
+
+def tokens_of(facts: Iterable[tuple[str, str]]) -> int | None:
+    """Tokens generated, over all starts of the engine, as far as they were heard: the last heartbeat that somebody looked at.
+    None when none was."""
+    last = {name: value for name, value in facts if name == TOKENS or name.startswith(f"{TOKENS}.")}
+    return sum(int(value) for value in last.values() if value.isdigit()) or None
+
+
+def per_million(usd: Decimal, tokens: int | None) -> Decimal | None:
+    """Dollars for a million of them; None without any."""
+    return usd * 1_000_000 / tokens if tokens else None
 
 
 @dataclass(frozen=True)

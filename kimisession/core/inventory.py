@@ -62,6 +62,7 @@ class Machine(Labelled):
     disks: tuple[tuple[str, bool], ...] = ()
     internal_ip: str = ""
     external_ip: str = ""
+    account: str = ""  # as whom its own processes act
 
     @property
     def stopped(self) -> bool:
@@ -80,10 +81,12 @@ class Disk(Labelled):
 
 @dataclass(frozen=True)
 class Address(Labelled):
-    """A reserved address; billed while nothing uses it. `zone` is its region."""
+    """An external address; a reserved one is billed while nothing uses it, too. `zone` is its region, or the zone of the machine
+    that has it for as long as it runs; `spot`: that is a spot machine."""
 
     address: str = ""
     users: tuple[str, ...] = ()
+    spot: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Operation:
 
     `kind` is `insert`, `bulkInsert`, `delete`, `stop`, `compute.instances.preempted`, `compute.instances.guestTerminate`,
     ...; `target` the name of what it was done to, empty for a bulkInsert, whose single inserts share its `group`.
-    `errors` are (code, message).
+    `errors` are (code, message); `request` is the id that whoever asked gave to the request.
     """
 
     name: str
@@ -116,6 +119,7 @@ class Operation:
     user: str = ""
     group: str = ""
     errors: tuple[tuple[str, str], ...] = ()
+    request: str = ""
 
     @property
     def done(self) -> bool:
@@ -162,6 +166,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 #: ... and each of its machines, and the boot disk of each, what follows (provision/gcp/instance_utils.py).
 _SKY_NODE = r"-[0-9a-f]{8}-(?:head|worker)-[0-9a-z]{8}-(?:compute|tpu|mig)"
 
+_NODE = re.compile(_SKY_NODE)
+
 #: A name that SkyPilot would give to a machine of a session of ours: `NAME-` and eight hexadecimal digits.
 _OURS = re.compile(rf"([a-z][a-z0-9-]*-[0-9a-f]{{8}}){_SKY_NODE}")
 
@@ -179,7 +185,11 @@ def cluster_name(session_id: str) -> str:
 
 def named_after(name: str, session_id: str) -> bool:
     """Whether a name was made for this session: the whole of it is looked at, so that nothing similar is claimed."""
-    return name == session_id or bool(re.fullmatch(re.escape(cluster_name(session_id)) + _SKY_NODE, name))
+    if name == session_id:
+        return True
+    # Among thousands of names no pattern is made anew for each.
+    cluster = cluster_name(session_id)
+    return name.startswith(cluster) and bool(_NODE.fullmatch(name, len(cluster)))
 
 
 def looks_like_ours(name: str) -> bool:

@@ -43,6 +43,7 @@ class SessionRequested(Event):
     stand_in: bool  # no model is run
     pretended: bool  # the price is one that nobody bills
     recovers: str = ""  # the id of the session whose caps it goes on under
+    bucket: str = ""  # where its weights are, or go to
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from kimisession.core.cost import STATED, UNPRICED
+from kimisession.core.cost import STATED, TOKENS, UNPRICED
 from kimisession.core.ledger import (
     AttemptFailed,
     EndedOnNode,
@@ -95,6 +95,7 @@ def news(session: Session, seen: Observation) -> list[Event]:
                 ground = request.price_ground
             events.append(ResourceCreated(resource.began, resource.id, resource.kind, price, ground))
     events.extend(_from_journal(session, seen))
+    events.extend(_served(session, seen))
     for resource in seen.resources:
         before = known.get(resource.id)
         if resource.ended is not None and (before is None or before.ended is None):
@@ -104,6 +105,30 @@ def news(session: Session, seen: Observation) -> list[Event]:
     if seen.present is False and session.live and not _still_launching(session, seen, events):
         events.extend(_gone(session, seen, events))
     return events
+
+
+def _served(session: Session, seen: Observation) -> Iterator[Event]:
+    """What the engine generated so far, as a fact: written down when it has grown by a quarter, and once more at the end, so
+    that a ledger that is looked at every second grows by a handful of records."""
+    beat = seen.beat
+    try:
+        at, tokens = datetime.fromisoformat(beat["at"]), int(beat["tokens"])
+    except (KeyError, TypeError, ValueError):
+        return
+    before = seen.journal[: len(seen.journal) - list(reversed(seen.journal)).index(beat)]
+    run = max(
+        (line["run"] for line in before if line.get("kind") == "restarted" and _is_int(line.get("run"))), default=1
+    )
+    name = TOKENS if run == 1 else f"{TOKENS}.{run}"
+    told = dict(session.facts).get(name, "")
+    known = int(told) if told.isdigit() else 0
+    over = any(line.get("kind") in ("ending", "ended", "closed") for line in seen.journal)
+    if at.tzinfo and tokens > known and (over or tokens * 4 >= known * 5):
+        yield Fact(at, name, str(tokens))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)
 
 
 def _loud(events: list[Event]) -> bool:
@@ -144,10 +169,27 @@ def _gone(session: Session, seen: Observation, events: list[Event]) -> Iterator[
         if not session.launch_failed:
             yield LaunchFailed(seen.at, "nothing was created")
     elif not session.ended and not session.teardown and not any(isinstance(e, EndedOnNode) for e in events):
+        yield _unexplained(session, seen, events)
+    yield TeardownConfirmed(seen.at, seen.why)
+
+
+def _unexplained(session: Session, seen: Observation, events: list[Event]) -> EndedOnNode:
+    """The end of a machine that nobody heard: as far as it is known, never guessed."""
+    for line in seen.journal:
+        if line.get("kind") == "ending" and {"reason", "evidence"} <= line.keys():
+            return EndedOnNode(seen.at, str(line["reason"]), f"{line['evidence']}; then its machine went", -1)
+    gone = {"by": "Compute Engine", "kind": "deleted"}
+    deleted = next((line for line in reversed(seen.journal) if gone.items() <= line.items()), None)
+    if deleted is None:
         words = next((e.evidence for e in events if isinstance(e, ResourceGone)), "")
         told = f"the machine went away without a word{'; ' + words if words else ''}"
-        yield EndedOnNode(seen.at, "vanished", told, -1)
-    yield TeardownConfirmed(seen.at, seen.why)
+        return EndedOnNode(seen.at, "vanished", told, -1)
+    reason, who = "deleted", "somebody deleted its machine"
+    if deleted.get("itself"):
+        reason, who = "self-deleted", "its own account deleted its machine"
+    caps = ", ".join(f"{moment:%Y-%m-%d %H:%M:%S} UTC" for moment in _last_moments(session))
+    told = f"{who}, and why is not known here: {deleted.get('evidence', '')}; its caps were at {caps}"
+    return EndedOnNode(seen.at, reason, told, -1)
 
 
 class _Facts:

@@ -43,8 +43,19 @@ def setup_steps(profile: Profile, infra: str, gpus: int, python: str) -> tuple[S
     return (Step("disk", ("sudo", f"{_HOOKS}/disk.sh")), *steps) if profile.load == "copy" else tuple(steps)
 
 
+def disk_check(weights_bytes: int, within_s: float, setup: tuple[Step, ...]) -> Step:
+    """Seconds, before the weights take minutes: a disk from which they could not be read within `within_s` ends the session.
+    Room is told by the pull itself, exactly and before its first byte."""
+    mounted = any(step.name == "disk" for step in setup)
+    slowest = f"{weights_bytes / 1e6 / within_s:.1f}"
+    argv = ("@{python}", "-m", "kimisession.node.preflight", "--gpus", "1", "--only", "disk", "--disk", "@{disk}")
+    argv = (*argv, "--min-disk-mb-per-s", slowest, *(("--spread",) if mounted else ()))
+    return Step("disk-speed", argv, ("disk",) if mounted else ())
+
+
 def weights_step(pull: tuple[str, ...], setup: tuple[Step, ...]) -> Step:
-    """The weights, by the command `pull`: over the local SSDs where the set-up mounts them."""
+    """The weights, by the command `pull`: over the local SSDs where the set-up mounts them, once the disk was looked at."""
+    after = tuple(step.name for step in setup if step.name == "disk-speed")
     if any(step.name == "disk" for step in setup):
-        return Step("weights", (*pull, "--spread"), ("disk",))
-    return Step("weights", pull)
+        return Step("weights", (*pull, "--spread"), after or ("disk",))
+    return Step("weights", pull, after)

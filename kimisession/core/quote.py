@@ -16,7 +16,7 @@ from kimisession.core.launch import (
     flags_to_argv,
     session_labels,
 )
-from kimisession.core.node_steps import setup_steps, weights_step
+from kimisession.core.node_steps import disk_check, setup_steps, weights_step
 from kimisession.core.profile import Checkpoint, FlagValue, Profile
 
 #: A session whose budget does not reach this far would end before it is ready: refused before it is created.
@@ -139,6 +139,9 @@ def launch_spec(quote: Quote, session_id: str, owner: str) -> LaunchSpec:
     copies = profile.load == "copy"
     model = "@{disk}/model" if copies else choices.bucket_url.removeprefix("file://")
     setup = setup_steps(profile, choices.infra, choices.count, choices.engine_python)
+    if copies and choices.infra != "local":  # one's own disk is known
+        check = disk_check(choices.checkpoint.bytes, parse_duration(limits.ready_within), setup)
+        setup = (*setup, check)
     pull = ("@{python}", "-m", "kimisession.node.pull", "--from", choices.bucket_url, "--to", model)
     argv = (
         *(arg.replace("@{engine_python}", choices.engine_python) for arg in profile.engine.command),

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 from kimisession.cloud.compute import Cloud, Denied, open_compute
 from kimisession.cloud.guard import guard_state
-from kimisession.cloud.permissions import LOOK_AND_DELETE, QUOTA, SKYPILOT, missing
+from kimisession.cloud.permissions import LOOK_AND_DELETE, ON_DEMAND, QUOTA, SKYPILOT, missing
 from kimisession.cloud.quota import check_quota
 from kimisession.cloud.resource_prices import price_of_resource
-from kimisession.core.audit import APART, PriceOf, proof_of_gone, what_ended
+from kimisession.cloud.sweep import KEPT
+from kimisession.core.audit import APART, PriceOf, code_told, proof_of_gone, what_ended
 from kimisession.core.inventory import MAKES, Address, Disk, Inventory, Machine, Operation
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.lifecycle import Layer, SeenResource
@@ -32,11 +33,9 @@ from kimisession.engines.sky_ssh import ask, sky_desk, sky_ssh_config
 from kimisession.engines.slurm import FOLDER
 from kimisession.engines.task import GRACE_S
 from kimisession.errors import DoesNotFit, KimiError, QuotaExceeded, Unconfirmed, UsageMistake
+from kimisession.node.policy import EXIT_CODES
 
 T = TypeVar("T")
-
-#: How far back operations are looked at. Compute Engine keeps them for about two weeks.
-KEPT = timedelta(days=14)
 
 #: From Google's notice to the end of a spot machine (Compute Engine documentation, Spot VMs: best effort, up to 30 s).
 NOTICE = timedelta(seconds=30)
@@ -55,6 +54,17 @@ TIMER = (
 
 #: Ends that a machine cannot always tell of itself, by the words of `what_ended`.
 _SUDDEN = {"preempted": "preempted", "host error": "host-error"}
+
+#: What the exit code says that a machine tells with its own deletion: the keeper's, the wrapper's, that of `timeout` around
+#: both, and what the machine's timer found by itself (notes/architecture.md).
+_TOLD = {code: reason.value for reason, code in EXIT_CODES.items()} | {
+    40: "keeper-died",
+    41: "keeper-hung",
+    42: "past-deadline",
+    44: "unguarded",
+    124: "past-deadline",
+    137: "wrapper-died",
+}
 
 #: What a session needs from its start to its proof; the reaper's own is checked by `guard enable`.
 NEEDED = tuple(dict.fromkeys((*SKYPILOT, *LOOK_AND_DELETE, *QUOTA)))
@@ -96,7 +106,8 @@ class GcpPlace:
         """Credentials, permissions, quota, and somebody outside of the machine who ends it when everything in it is dead.
         Raises NoCredentials, Denied, QuotaExceeded, DoesNotFit."""
         cloud = self.compute()
-        if (lacking := missing(cloud, NEEDED)) is not None:
+        needed = (*NEEDED, *ON_DEMAND) if spec.placement.on_demand_fallback else NEEDED
+        if (lacking := missing(cloud, needed)) is not None:
             more = f" and {len(lacking.permissions) - 1} more" if len(lacking.permissions) > 1 else ""
             raise Denied(
                 f"this account lacks {lacking.permissions[0]}{more} in project {cloud.project}, which a session needs",
@@ -149,7 +160,12 @@ class GcpPlace:
         for m in found.machines:
             # A stopped machine shows no address any more: the one that it had is billed until it stopped.
             ip = m.external_ip or known.get(f"{m.zone}/{m.name}", {}).get("external_ip", "")
-            told[f"{m.zone}/{m.name}"] = {"machine_type": m.machine_type, "spot": m.spot, "external_ip": ip}
+            told[f"{m.zone}/{m.name}"] = {
+                "machine_type": m.machine_type,
+                "spot": m.spot,
+                "external_ip": ip,
+                "account": m.account,
+            }
         self._remember(session_id, empty_at=None, machines=told)
         running = [m for m in found.machines if m.status == "RUNNING"]
         operations: tuple[Operation, ...] = ()
@@ -169,7 +185,7 @@ class GcpPlace:
             min(m.began for m in found.machines),
             files,
             stopped=all(m.stopped for m in found.machines),
-            lines=tuple(_lines(operations)),
+            lines=tuple(_lines(operations, _accounts(told))),
         )
 
     def _nothing_runs(self, session_id: str, found: Inventory) -> Sight:
@@ -178,7 +194,7 @@ class GcpPlace:
         remembered = (read_json(self._file(session_id)) or {}).get("empty_at")
         empty_at = datetime.fromisoformat(remembered) if remembered else found.at
         resources = (*self._resources(session_id, found, operations), *self._past(session_id, operations, empty_at))
-        lines = tuple(_lines(operations))
+        lines = tuple(_lines(operations, _accounts((read_json(self._file(session_id)) or {}).get("machines", {}))))
         if found.everything:
             left = ", ".join(f"{thing.name} in {thing.zone}" for thing in found.everything)
             return Sight(True, f"its machine is gone and left {left}", resources, stopped=True, lines=lines)
@@ -200,10 +216,7 @@ class GcpPlace:
                 ended = end[1].ended
             yield self._seen(machine, "machine", machine.began, ended, evidence)
             if machine.external_ip:
-                address = Address(
-                    machine.name, machine.zone, machine.began, address=machine.external_ip, users=(machine.name,)
-                )
-                yield self._seen(address, "address", machine.began, ended, f"of {machine.name}")
+                yield self._seen(_address_of(machine), "address", machine.began, ended, f"of {machine.name}")
         for disk in found.disks or self._disks(session_id, found):
             yield self._seen(disk, "disk", disk.began, None, "Compute Engine: it exists")
         for address in found.addresses:
@@ -230,7 +243,7 @@ class GcpPlace:
         for op in operations:
             if op.kind not in MAKES or not op.target or op.errors or not op.done:
                 continue
-            key, name = f"{op.zone}/{op.target}", f"gcp/{op.zone}/{op.target}"
+            key = f"{op.zone}/{op.target}"
             end, deleted = what_ended(op.target, operations), _last(op.target, "delete", operations)
             if end is not None and end[0] == "preempted" and end[1].ended:
                 # The operation is the notice: the machine is billed while it stops, and its disk goes with it.
@@ -240,7 +253,7 @@ class GcpPlace:
                 machine = Machine(op.target, op.zone, op.began, **known.get("machines", {}).get(key, {}))
                 yield self._seen(machine, "machine", op.began, end[1].ended, _evidence(*end))
                 if machine.external_ip:
-                    yield SeenResource(f"{name}/address", "address", op.began, end[1].ended, _evidence(*end))
+                    yield self._seen(_address_of(machine), "address", op.began, end[1].ended, _evidence(*end))
             if deleted is not None and deleted.ended:
                 _, size_gib, disk_type = known.get("disks", {}).get(key, ["", 0, ""])
                 disk = Disk(op.target, op.zone, op.began, size_gib=size_gib, disk_type=disk_type)
@@ -250,11 +263,16 @@ class GcpPlace:
         """What was there once and of whose end Compute Engine tells nothing: gone when a list was first without it."""
         known = read_json(self._file(session_id)) or {}
         why = "Compute Engine: not in its lists since then, and no operation says why"
-        for key, (began, *_) in known.get("disks", {}).items():
-            yield SeenResource(f"gcp/{key}/disk", "disk", datetime.fromisoformat(began), empty_at, why)
-        for key, machine in known.get("machines", {}).items():
-            for suffix, kind in (("", "machine"), *([("/address", "address")] if machine["external_ip"] else [])):
-                yield SeenResource(f"gcp/{key}{suffix}", kind, empty_at, empty_at, why)
+        for key, (began, size_gib, disk_type) in known.get("disks", {}).items():
+            zone, _, name = key.partition("/")
+            disk = Disk(name, zone, datetime.fromisoformat(began), size_gib=size_gib, disk_type=disk_type)
+            yield self._seen(disk, "disk", disk.began, empty_at, why)
+        for key, words in known.get("machines", {}).items():
+            zone, _, name = key.partition("/")
+            machine = Machine(name, zone, empty_at, **words)
+            yield self._seen(machine, "machine", empty_at, empty_at, why)
+            if machine.external_ip:
+                yield self._seen(_address_of(machine), "address", empty_at, empty_at, why)
 
     def _seen(
         self, thing: Machine | Disk | Address, kind: str, began: datetime, ended: datetime | None, evidence: str
@@ -341,6 +359,9 @@ class GcpPlace:
             self._delete(thing)
             self._asked[key] = time.monotonic()
 
+    def tidy(self, session_id: str) -> None:
+        """Nothing that lies there is free, so `end` has deleted it."""
+
     def _delete(self, thing: Machine | Disk | Address) -> None:
         self._ask(lambda cloud: cloud.delete(thing))
 
@@ -370,6 +391,18 @@ class GcpPlace:
             write_json(path, {**known, **changes})
 
 
+def _address_of(machine: Machine) -> Address:
+    """The address that a machine has for as long as it runs."""
+    return Address(
+        machine.name,
+        machine.zone,
+        machine.began,
+        address=machine.external_ip,
+        users=(machine.name,),
+        spot=machine.spot,
+    )
+
+
 def timer_layer(told: str, found: Inventory) -> Layer:
     """The machine's own timer, as systemd on the machine has it. It must end it no later than the label says, and its grace."""
     name = "timer in the machine"
@@ -384,8 +417,14 @@ def timer_layer(told: str, found: Inventory) -> Layer:
     return Layer(name, not late, f"{words}; that is later than its label" if late else words)
 
 
-def _lines(operations: tuple[Operation, ...]) -> Iterator[Mapping[str, Any]]:
-    """What Compute Engine knows of the session's story, as journal lines: attempts that failed, a sudden end."""
+def _accounts(machines: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """As whom these machines act."""
+    return frozenset(account for machine in machines.values() if (account := str(machine.get("account", ""))))
+
+
+def _lines(operations: tuple[Operation, ...], own: frozenset[str]) -> Iterator[Mapping[str, Any]]:
+    """What Compute Engine knows of the session's story, as journal lines: attempts that failed, a sudden end, an end that the
+    machine told with its deletion, and who deleted a machine that told nothing. `own`: accounts of the session's machines."""
     for op in operations:
         if op.kind in MAKES and op.errors:
             code, message = op.errors[0]
@@ -397,15 +436,27 @@ def _lines(operations: tuple[Operation, ...]) -> Iterator[Mapping[str, Any]]:
                 "why": f"{code} {message}".strip()[:200],
             }
     for target in dict.fromkeys(op.target for op in operations if op.target):
-        end = what_ended(target, operations)
+        end, told = what_ended(target, operations), code_told(target, operations)
+        line: dict[str, Any] = {"kind": "ended", "by": "Compute Engine", "exit_code": -1}
         if end is not None and end[0] in _SUDDEN:
+            yield {**line, "at": end[1].began.isoformat(), "reason": _SUDDEN[end[0]], "evidence": _evidence(*end)}
+        elif told is not None and told[0] in _TOLD:
+            words = f"its machine asked for its deletion with exit code {told[0]}; {_evidence('deleted', told[1])}"
+            yield {
+                **line,
+                "at": told[1].began.isoformat(),
+                "reason": _TOLD[told[0]],
+                "evidence": words,
+                "exit_code": told[0],
+            }
+        elif end is not None and end[0] == "deleted":
+            code = f" with exit code {told[0]}" if told else ""
             yield {
                 "at": end[1].began.isoformat(),
-                "kind": "ended",
+                "kind": "deleted",
                 "by": "Compute Engine",
-                "reason": _SUDDEN[end[0]],
-                "evidence": _evidence(*end),
-                "exit_code": -1,
+                "itself": told is not None or end[1].user in own,
+                "evidence": f"{_evidence(*end)}{code}",
             }
 
 

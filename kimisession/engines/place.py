@@ -56,3 +56,6 @@ class Place(Protocol):
 
     def end(self, session_id: str, force: bool) -> None:
         """Have it deleted; returns before it is gone."""
+
+    def tidy(self, session_id: str) -> None:
+        """Remove what lies there and costs nothing, once it is gone. Best effort."""

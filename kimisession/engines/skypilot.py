@@ -35,7 +35,7 @@ from kimisession.engines.place import Place, Sight
 from kimisession.engines.remote import Remote
 from kimisession.engines.sky_ssh import ask, sky_desk, sky_ssh_config
 from kimisession.engines.slurm import FOLDER
-from kimisession.engines.task import AUTODOWN_MINUTES, GRACE_S, task_config
+from kimisession.engines.task import AUTODOWN_MINUTES, AUTODOWN_MINUTES_GCP, GRACE_S, task_config
 from kimisession.engines.tunnel import close_tunnel, open_endpoint, open_tunnel
 from kimisession.errors import (
     BudgetRefused,
@@ -176,7 +176,7 @@ class SkyPilotEngine:
                 request = sky.launch(
                     task,
                     cluster_name=spec.session_id,
-                    idle_minutes_to_autostop=AUTODOWN_MINUTES,
+                    idle_minutes_to_autostop=AUTODOWN_MINUTES_GCP if self.name == "gcp" else AUTODOWN_MINUTES,
                     wait_for=sky.skylet.autostop_lib.AutostopWaitFor.JOBS,
                     down=True,
                 )
@@ -453,6 +453,7 @@ class SkyPilotEngine:
         _PROGRESS.info("having SkyPilot look whether its record of %s can go", session_id)
         close_tunnel(folder)
         (folder / "ssh_config").unlink(missing_ok=True)
+        self.place.tidy(session_id)
         try:
             _forget_record(self.sdk(), session_id)
         except Exception as error:  # its record is not the truth, and costs nothing
@@ -637,6 +638,9 @@ class SkyPlace:
         except Exception as error:
             raise Unconfirmed(f"SkyPilot could not delete it: {_first(error)}", f"sky down {session_id}") from None
 
+    def tidy(self, session_id: str) -> None:
+        """Its disk goes with the machine."""
+
 
 @functools.cache
 def skypilot_engine(infra: str, home: Path) -> SkyPilotEngine:
@@ -646,7 +650,7 @@ def skypilot_engine(infra: str, home: Path) -> SkyPilotEngine:
     if not _numbers(low) <= _numbers(version) < _numbers(high):
         _PROGRESS.warning("SkyPilot %s was not tested; %s to below %s were", version, low, high)
     makers: dict[str, Callable[[], Place]] = {
-        "slurm": _slurm,
+        "slurm": lambda: _slurm(home),
         "gcp": lambda: _gcp(home),
         "kubernetes": lambda: SkyPlace("kubernetes"),
     }
@@ -659,7 +663,7 @@ def _gcp(home: Path) -> Place:
     return GcpPlace(home)
 
 
-def _slurm() -> Place:
+def _slurm(home: Path) -> Place:
     from kimisession.engines.slurm import SlurmPlace
 
-    return SlurmPlace()
+    return SlurmPlace(home=home)

@@ -1,10 +1,13 @@
 """Slurm as its own commands tell it, over ssh to the login node: the truth about a session's job, without SkyPilot.
 
-A session's job carries its labels in the job's comment, from `sbatch` on. Which clusters there are is SkyPilot's own list,
-`~/.slurm/config`, in the form of ssh's configuration.
+A session's job carries its labels in the job's comment, from `sbatch` on, and its id in the job's name, should a site or a
+person write the comment anew. Which clusters there are is SkyPilot's own list, `~/.slurm/config`, in the form of ssh's
+configuration.
 """
 
+import contextlib
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Mapping
@@ -31,8 +34,32 @@ FOLDER = "~/.kimisession"
 ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split()  # noqa: SIM905
 )
-_COLUMNS = "%i|%T|%V|%S|%e|%L|%N|%k"
+_COLUMNS = "%i|%T|%V|%S|%e|%L|%N|%j|%k"  # the comment last: anything may be in it
+_LINE = re.compile(r"\d[^|]*\|")  # what comes before it are the further lines of a comment
+_NAME = re.compile(r"(.+-[0-9a-f]{8})-[0-9a-z]{8}")  # SkyPilot adds the hash of its user to a session's id
+_HOST = re.compile(r"\s*host(?:\s*=\s*|\s+)(.*)", re.IGNORECASE)
 _MARK = "@@kimisession@@"
+
+#: For a shell on a job's node: ask SkyPilot's batch script to end, which then removes the node's folders and its own in the user's
+#: home. One TERM, and to the batch shell before the `sleep` that it waits for: one that comes while it cleans up breaks that
+#: off, for bash runs its `trap 'exit 0' TERM` inside of its EXIT trap as well (bash 5.2), and `scancel --full` may bring two.
+#: Fails when Slurm does not list the processes.
+IN_ORDER = """\
+told=$(scontrol listpids {job} 2> /dev/null | awk '
+    $3 == "batch" && $4 == 0 {{ first = $1; next }}
+    $3 == "batch" {{ second = second " " $1; next }}
+    $3 != "extern" && $1 ~ /^[0-9]+$/ {{ third = third " " $1 }}
+    END {{ if (first) print first second third }}') && [ -n "$told" ] && {{ kill -TERM $told 2> /dev/null; true; }}"""
+
+#: As the job's own script does at its end. SkyPilot's folder is where it is if no other was configured; it has a hash of eight.
+_TIDY = """\
+cd {machine} 2> /dev/null && rm -f api_key webhook hf_token && {{
+  scratch=$(readlink disk)
+  case $scratch in */kimisession-{id}) ;; *) scratch= ;; esac
+  rm -rf lib disk "$scratch" > /dev/null 2>&1 < /dev/null &
+}}
+rm -rf ~/.sky_clusters/{id}-???????? > /dev/null 2>&1 < /dev/null &
+"""
 
 
 def comment_of(labels: Mapping[str, str]) -> str:
@@ -57,7 +84,14 @@ class SlurmJob:
     began: datetime | None
     ended: datetime | None
     left: str  # of its time limit, as Slurm writes it
+    name: str
     labels: Mapping[str, str]
+
+    @property
+    def session_id(self) -> str:
+        """By its labels, else by its name; empty when it is not one of ours."""
+        named = _NAME.fullmatch(self.name)
+        return self.labels.get(LABEL_SESSION) or (named.group(1) if named else "")
 
     @property
     def live(self) -> bool:
@@ -79,15 +113,17 @@ def clusters(config: Path) -> tuple[str, ...]:
         lines = config.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ()
-    hosts = [line.split()[1:] for line in lines if line.strip().lower().startswith("host ")]
-    return tuple(host for words in hosts for host in words if "*" not in host and "?" not in host)
+    hosts = [found.group(1).replace('"', " ").split() for line in lines if (found := _HOST.match(line))]
+    return tuple(host for words in hosts for host in words if not set(host) & set("*?!"))
 
 
 class SlurmPlace:
-    """The clusters of one `~/.slurm/config`; the users' homes are shared by login and compute nodes, as SkyPilot wants."""
+    """The clusters of one `~/.slurm/config`; the users' homes are shared by login and compute nodes, as SkyPilot wants.
+    `home/ID/cluster` says where a session's job was seen: a cluster that is no longer in the list cannot prove anything."""
 
-    def __init__(self, config: Path | None = None) -> None:
+    def __init__(self, config: Path | None = None, home: Path | None = None) -> None:
         self.config = (config or CONFIG).expanduser()
+        self.home = home
 
     def check(self, spec: LaunchSpec) -> None:
         """There is a cluster, the one that the profile names, and its login node answers. Raises DoesNotFit."""
@@ -119,7 +155,8 @@ class SlurmPlace:
         """Everything was said to sbatch."""
 
     def look(self, session_id: str, commands: tuple[str, ...] = ()) -> Sight:
-        """By squeue on every cluster. Raises Unconfirmed when one of them cannot be asked and no other has the job."""
+        """By squeue on every cluster. Raises Unconfirmed when one of them cannot be asked, or is no longer known, and no other
+        has the job."""
         silent: Unconfirmed | None = None
         own = f"cat {FOLDER}/{session_id}/run/job.json 2>/dev/null"
         files: tuple[str, ...] = ()
@@ -130,24 +167,57 @@ class SlurmPlace:
             except Unconfirmed as error:
                 silent = error
                 continue
-            jobs = [job for job in look.jobs if job.labels[LABEL_SESSION] == session_id]
+            jobs = [job for job in look.jobs if job.session_id == session_id]
             if any(job.live for job in jobs):
+                self._seen_on(session_id, cluster)
                 return _sight(jobs, look.files[:-1])
             ended += jobs or _remembered(cluster, look.files[-1])
             files = files if any(files) else look.files[:-1]
+        last, known = self._last_on(session_id), clusters(self.config)
+        if not known or (last and last not in known):
+            raise Unconfirmed(
+                f"{self.config} no longer names {last or 'any cluster'}, where its job may be",
+                "write the entry there again, then: kimisession status",
+            )
         if silent is not None:
             raise silent
         return _sight(ended, files)
 
-    def find(self) -> tuple[Found, ...]:
-        """Every job of ours that has not ended."""
-        return tuple(Found(job.labels[LABEL_SESSION], job.labels, job.submitted) for job in self._live())
+    def _seen_on(self, session_id: str, cluster: str) -> None:
+        if self.home is not None and self._last_on(session_id) != cluster:
+            with contextlib.suppress(OSError):
+                (self.home / session_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+                (self.home / session_id / "cluster").write_text(cluster, encoding="utf-8")
 
-    def _live(self) -> list[SlurmJob]:
-        return [job for cluster in clusters(self.config) for job in self.ask(cluster).jobs if job.live]
+    def _last_on(self, session_id: str) -> str:
+        try:
+            return (self.home / session_id / "cluster").read_text(encoding="utf-8") if self.home else ""
+        except OSError:
+            return ""
+
+    def find(self) -> tuple[Found, ...]:
+        """Every job with our labels that has not ended."""
+        jobs = [job for cluster in clusters(self.config) for job in self.ask(cluster).jobs]
+        return tuple(
+            Found(job.session_id, job.labels, job.submitted) for job in jobs if job.live and LABEL_SESSION in job.labels
+        )
+
+    def _live(self, session_id: str) -> list[SlurmJob]:
+        """Its jobs that have not ended. Raises Unconfirmed when none is found and a cluster cannot be asked: one that is away
+        must not keep what runs on another."""
+        silent: Unconfirmed | None = None
+        found: list[SlurmJob] = []
+        for cluster in clusters(self.config):
+            try:
+                found += [job for job in self.ask(cluster).jobs if job.live and job.session_id == session_id]
+            except Unconfirmed as error:
+                silent = error
+        if silent is not None and not found:
+            raise silent
+        return found
 
     def _job(self, session_id: str) -> SlurmJob | None:
-        return next((job for job in self._live() if job.labels[LABEL_SESSION] == session_id), None)
+        return next(iter(self._live(session_id)), None)
 
     def desk(self, session_id: str) -> Remote | None:
         """The login node: homes are shared, so what is written there is read on the node, before the job and after."""
@@ -207,12 +277,24 @@ class SlurmPlace:
         self._update(job, "Comment", comment_of({**job.labels, LABEL_DEADLINE: deadline_label(deadline)}))
 
     def end(self, session_id: str, force: bool) -> None:
-        """By scancel: in order first, which lets SkyPilot's batch script clean up after itself; then by Slurm's force."""
-        for job in self._live():
-            if job.labels[LABEL_SESSION] == session_id:
-                gentle = f"scancel --signal=TERM --full {job.id} || "
-                waiting = job.began is None
-                self.login(job.cluster).run(f"{'' if force or waiting else gentle}scancel {job.id}")
+        """By scancel: in order first, which lets SkyPilot's batch script clean up after itself; then by Slurm's force. In order
+        is said once, here or by the job itself: a second TERM would break that clean-up off."""
+        said = f"{FOLDER}/{session_id}/run/ending"
+        for job in self._live(session_id):
+            there = shlex.quote(f"trap '' TERM; {IN_ORDER.format(job=job.id)}")
+            step = f"timeout 15 srun --quiet --overlap --jobid={job.id} --nodes=1 --ntasks=1 sh -c {there} < /dev/null"
+            told = f"{step} || scancel --signal=TERM --full {job.id}"
+            gentle = f"[ -d {said} ] || {{ mkdir -p {said}; {told}; }} || "
+            waiting = job.began is None
+            self.login(job.cluster).run(f"{'' if force or waiting else gentle}scancel {job.id}")
+
+    def tidy(self, session_id: str) -> None:
+        """What a job that was killed, or whose time was up, has left in the user's home: secrets, a copy of the weights where
+        the homes or the scratch space are shared, SkyPilot's folder. The story stays. In the background: it is thousands of
+        files."""
+        for cluster in clusters(self.config):
+            with contextlib.suppress(Unconfirmed):
+                self.login(cluster).run(_TIDY.format(machine=f"{FOLDER}/{session_id}", id=session_id))
 
     def login(self, cluster: str) -> Remote:
         """The login node of a cluster."""
@@ -225,8 +307,10 @@ class SlurmPlace:
         script = f"SLURM_TIME_FORMAT=%s squeue -h --me -t all -o {shlex.quote(_COLUMNS)} || exit 9\n"
         script += "".join(f"echo {_MARK}; {command}\n" for command in commands) + "exit 0"
         queue, *files = self.login(cluster).run(script).split(f"{_MARK}\n")
-        jobs = (_job(cluster, line) for line in queue.splitlines() if line.strip())
-        return Look(tuple(job for job in jobs if LABEL_SESSION in job.labels), tuple(files))
+        jobs = [_job(cluster, line) for line in queue.splitlines() if _LINE.match(line)]
+        if queue.strip() and not jobs:
+            raise Unconfirmed(f"squeue on {cluster} printed {queue.strip()!r}, which is not understood")
+        return Look(tuple(job for job in jobs if job.session_id), tuple(files))
 
     def _update(self, job: SlurmJob, field: str, value: str) -> str:
         """Change a job. Returns why Slurm refuses, empty when it did it; raises Unconfirmed when it could not be asked."""
@@ -251,7 +335,7 @@ def _remembered(cluster: str, text: str) -> list[SlurmJob]:
     try:
         told = json.loads(text)
         began, ended = (datetime.fromtimestamp(int(told[key]), UTC) for key in ("began", "ended"))
-        return [SlurmJob(cluster, str(int(told["id"])), "COMPLETED", "", began, began, ended, "", {})]
+        return [SlurmJob(cluster, str(int(told["id"])), "COMPLETED", "", began, began, ended, "", "", {})]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -273,10 +357,11 @@ def _sight(jobs: list[SlurmJob], files: tuple[str, ...]) -> Sight:
 
 
 def _job(cluster: str, line: str) -> SlurmJob:
-    fields = line.split("|")
-    if len(fields) != len(_COLUMNS.split("|")):
+    most = _COLUMNS.count("|")
+    fields = line.split("|", most)
+    if len(fields) != most + 1:
         raise Unconfirmed(f"squeue on {cluster} printed {line!r}, which is not understood")
-    number, state, submitted, began, ended, left, node, comment = fields
+    number, state, submitted, began, ended, left, node, name, comment = fields
     ran = bool(node) and state != "PENDING"  # a job that was cancelled while it waited has no node
     return SlurmJob(
         cluster,
@@ -287,6 +372,7 @@ def _job(cluster: str, line: str) -> SlurmJob:
         _moment(began) if ran else None,
         _moment(ended) if ran and state in ENDED else None,
         left,
+        name,
         labels_of(comment),
     )
 

@@ -11,17 +11,22 @@ from typing import Any
 
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.profile import Slurm
-from kimisession.engines.slurm import FOLDER, comment_of
+from kimisession.engines.slurm import FOLDER, IN_ORDER, comment_of
 
-#: SkyPilot's own autodown, once nothing is left in the job queue. Its timer knows whole minutes only.
+#: SkyPilot's own autodown, once nothing is left in the job queue. It looks every minute and counts whole minutes from its last
+#: look at a running job (0.14.1), so with 1 it acts within 0 to 60 s of the job's end. On GCP it stands behind the machine's own
+#: timer, which says why it deletes, and autodown does not: with 1 it came first after 23 and 51 s (own run, 2026-11-21).
 AUTODOWN_MINUTES = 1
+AUTODOWN_MINUTES_GCP = 3
 
 #: After the last cap of ours the kernel of the node gets this long before anything outside of us acts.
 GRACE_S = 120
 
-#: So long after the keeper's end a cloud machine deletes itself, should SkyPilot not have done it: its autodown was seen to
-#: take 98 to 107 s.
-AFTER_S = 240
+#: So long after the keeper's end a cloud machine deletes itself, and says why in the request, at the latest by the next look of
+#: its timer, a minute after that end. The second is for a start that failed: somebody follows it and wants to read the step and
+#: its words, which 30 s of a busy laptop were too short for (own run, 2026-11-21). Both before SkyPilot's autodown.
+AFTER_S = 30
+AFTER_FAILED_S = 100
 
 _PATH = re.compile(r"(?:[A-Za-z0-9._~+@%=/-]|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)*")
 _MODULE = re.compile(r"[A-Za-z0-9._+/-]+")
@@ -59,6 +64,8 @@ fail() {{
 """
 
 # The machine's own end first, before anything takes time, with a limit of its own: what hangs here would hang unguarded.
+# This is as early as SkyPilot allows: nothing of a task is on a machine before its files are, and without a `setup` (which would
+# not be idle while it hangs) `run` is what follows them. Before that only what is outside of the machine knows its label.
 _ARM_GCP = """\
 arm() {{
   [ ! -e "$machine/scripts" ] || sudo -n timeout -k 10 90 "$machine/scripts/deadline/arm.sh" "$@" \\
@@ -67,10 +74,11 @@ arm() {{
 arm --deadline {deadline} || fail "the machine's own deadline could not be armed: $(tail -n 1 "$machine/run/deadline.log")"
 """
 
-# SkyPilot's autodown takes up to two minutes and clears its record; whatever else is in its queue, or wrong with it, the
-# machine goes by itself soon after that, not with the session's deadline.
+# Whatever else is in SkyPilot's queue, or wrong with it, the machine goes by itself, soon and not with the session's deadline.
 _SHORTEN_GCP = """\
-  arm --deadline $(( $(date +%s) + {after_s} )) --grace-s 0 --without-keeper-s {after_s} || true"""
+  soon={after_s}
+  case $1 in 20 | 21 | 22) soon={after_failed_s} ;; esac
+  arm --deadline $(( $(date +%s) + soon )) --grace-s 0 --without-keeper-s "$soon" --because "$1" || true"""
 
 # No process that goes on in the background may hold the job's output: SkyPilot reads it to its end.
 _TAIL = """\
@@ -102,10 +110,13 @@ scontrol update JobId="$SLURM_JOB_ID" TimeLimit="$minutes"
 _SHORTEN_SLURM = """\
   scontrol update JobId="$SLURM_JOB_ID" TimeLimit=$(( ($(date +%s) - began) / 60 + 2 ))"""
 
-# In order: the batch script that SkyPilot wrote cleans up on TERM, once no other step is left, so this one ends too.
-_END_SLURM = """\
+# In order, and `stop` tells nobody a second time once the folder `ending` is there.
+_END_SLURM = f"""\
   job "$(date +%s)"
-  for _ in 1 2 3 4 5 6; do scancel --signal=TERM --full "$SLURM_JOB_ID" && break; sleep 10; done"""
+  mkdir "$machine/run/ending" 2> /dev/null
+  trap '' TERM
+  {IN_ORDER.format(job='"$SLURM_JOB_ID"')} ||
+    for _ in 1 2 3 4 5 6; do scancel --signal=TERM --full "$SLURM_JOB_ID" && break; sleep 10; done"""
 
 
 def task_config(spec: LaunchSpec, infra: str, payload: str, now: datetime, spot: bool = True) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def run_script(spec: LaunchSpec, infra: str) -> str:
     if infra != "slurm":
         machine = f'"$HOME"/.kimisession/{spec.session_id}'
         gcp = infra == "gcp"
-        first = _SHORTEN_GCP.format(after_s=AFTER_S) if gcp else "  true"
+        first = _SHORTEN_GCP.format(after_s=AFTER_S, after_failed_s=AFTER_FAILED_S) if gcp else "  true"
         head = _HEAD.format(machine=machine, release="", first=first, end="  true")
         deadline = int(spec.deadline.timestamp()) + GRACE_S
         return head + (_ARM_GCP.format(deadline=deadline) if gcp else "") + tail

@@ -1,13 +1,18 @@
 """The last layer on a rented machine: delete it through the cloud's API with its own identity, power off last.
 
-    python3 -I -S -B deadline.py --deadline-utc 1764000000 --longest-uptime-s 9000 --without-keeper-s 900
+    python3 -I -S -B deadline.py --deadline-utc 1764000000 --longest-uptime-s 9000 --without-keeper-s 240
 
 Started every minute by a systemd timer that survives reboots (scripts/deadline). One run looks once and ends, unless
 something is due; then it does not end before the machine does. Due is, whichever comes first:
 
 - the deadline (seconds since 1970), plus `--grace-s` in which the keeper may end the session in order;
 - `--longest-uptime-s` of uptime, on a clock that never steps: a wrong wall clock must not keep the machine;
-- no keeper alive for `--without-keeper-s`, counted from the boot, or from when one was last seen.
+- no keeper alive for `--without-keeper-s`, counted from the boot, from the arming, or from when one was last seen.
+
+With `--because` the session has ended already, with that exit code, and nothing can extend it any more: a look waits for a
+moment that comes before the next one would. The code travels in the deletion's request id, which Compute Engine keeps
+with the operation for days (its documentation, `clientOperationId`): why a machine went can be read when it is gone, and
+no permission beyond its deletion is needed for it. Without one it is 42 (deadline) or 44 (no keeper).
 
 Nothing here needs the disk: one file, the standard library, no bytecode; what it remembers (when a keeper was last
 seen) is a file under /run, which is memory, and if even that cannot be written the machine goes earlier, not later.
@@ -31,6 +36,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any, Callable
 
@@ -39,6 +45,13 @@ COMPUTE = "https://compute.googleapis.com"
 CALL_S = 10.0
 SEEN = Path("/run/kimisession-keeper-seen")
 KEEPER = b"kimisession.node.keeper"
+PAST_DEADLINE, NO_KEEPER = 42, 44
+
+#: The timer looks every minute.
+LOOK_S = 60.0
+
+#: The first digits of our request ids: "kimi". The code follows.
+MARK = "6b696d69"
 
 
 class CloudError(Exception):
@@ -110,11 +123,16 @@ class Google:
         found = self.call("POST", f"{self.url()}/testIamPermissions", {"permissions": [permission]})
         return permission in found.get("permissions", [])
 
-    def delete_self(self, patience_s: float, pause_s: float) -> None:
+    def delete_self(self, patience_s: float, pause_s: float, code: int) -> None:
         """Ask for deletion, then follow the operation. Returns when it says DONE, or when `patience_s` has passed;
         normally this process is gone before either."""
         url = self.url()
-        operation = self.call("DELETE", url)
+        try:
+            operation = self.call("DELETE", f"{url}?requestId={request_id(code)}")
+        except CloudError as error:
+            if error.status != 400:
+                raise
+            operation = self.call("DELETE", url)  # should our id ever be refused, its end matters more than its reason
         until = time.monotonic() + patience_s
         while operation.get("status") != "DONE" and time.monotonic() < until:
             time.sleep(pause_s)
@@ -123,6 +141,12 @@ class Google:
         errors = (operation.get("error") or {}).get("errors") or []
         if errors:
             raise CloudError(f"the deletion failed: {errors[0].get('code')} {errors[0].get('message', '')}".strip())
+
+
+def request_id(code: int) -> str:
+    """A UUID (version 4) that no other request has, and that says with which exit code the session ended."""
+    rest = str(uuid.uuid4())[14:]
+    return f"{MARK}-{code & 0xFFFF:04x}-{rest[:5]}8{rest[6:]}"
 
 
 def _message(body: str) -> str:
@@ -179,13 +203,13 @@ def due(args: argparse.Namespace, wall: float, uptime: float, keeper_at: float) 
     return ""
 
 
-def end(google: Google | None, args: argparse.Namespace, say: Callable[[str], None]) -> None:
+def end(google: Google | None, args: argparse.Namespace, say: Callable[[str], None], code: int) -> None:
     """Delete the machine, again and again for `--try-s` seconds; then power off, which also ends most of the bill."""
     until = time.monotonic() + args.try_s
     pause = args.pause_s
     while google is not None:
         try:
-            google.delete_self(min(args.patience_s, max(0.0, until - time.monotonic())), args.pause_s)
+            google.delete_self(min(args.patience_s, max(0.0, until - time.monotonic())), args.pause_s, code)
             say("deletion is accepted, and this machine still runs: asking again")
         except Exception as error:
             say(f"could not delete this machine: {error}")
@@ -208,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Delete this machine when its time is over.")
     parser.add_argument("--deadline-utc", type=float, required=True, help="seconds since 1970")
     parser.add_argument("--longest-uptime-s", type=float, required=True)
-    parser.add_argument("--without-keeper-s", type=float, default=900.0)
+    parser.add_argument("--without-keeper-s", type=float, default=240.0)
     parser.add_argument("--grace-s", type=float, default=180.0, help="what the keeper gets for ending in order")
     parser.add_argument("--cloud", choices=("gcp", "none"), default="gcp")
     parser.add_argument("--compute", default=COMPUTE)
@@ -218,6 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--call-s", type=float, default=CALL_S, help="how long one answer may take")
     parser.add_argument("--off-s", type=float, default=90.0, help="how long a power-off may take")
     parser.add_argument("--seen", type=Path, default=SEEN)
+    parser.add_argument("--because", type=int, default=-1, help="the session has ended, with this exit code")
     args = parser.parse_args(argv)
 
     def say(text: str) -> None:
@@ -229,14 +254,20 @@ def main(argv: list[str] | None = None) -> int:
         alive = keeper_lives()
     except OSError:
         alive = False
-    why = due(args, time.time(), uptime, last_seen(args.seen, alive, uptime))
+    keeper_at = last_seen(args.seen, alive, uptime)
+    why = due(args, time.time(), uptime, keeper_at)
+    left_s = args.deadline_utc + args.grace_s - time.time()
+    if not why and args.because >= 0 and 0 < left_s < LOOK_S:
+        time.sleep(left_s)
+        why = due(args, time.time(), uptime_s(), keeper_at)
     if not why:
         return 0
     say(f"{why}: ending this machine")
     google = None
     if args.cloud == "gcp":
         google = Google(os.environ.get("GCE_METADATA_HOST") or METADATA, args.compute, args.call_s)
-    end(google, args, say)
+    code = args.because if args.because >= 0 else NO_KEEPER if why.startswith("no keeper") else PAST_DEADLINE
+    end(google, args, say, code)
     return 1
 
 

@@ -22,13 +22,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kimisession.node import preflight_disk, preflight_gib, preflight_gpus, preflight_ptx
 from kimisession.node.deadline import COMPUTE, METADATA, CloudError, Google
 from kimisession.node.preflight_finding import Child, Done, Failed, Skipped, run
+from kimisession.node.pull_place import local_ssds
 
 OK, USAGE, FAILED = 0, 2, 5
 DELETE = "compute.instances.delete"
@@ -189,7 +190,8 @@ def disk(machine: Machine) -> str:
     args = machine.args
     if args.disk is None:
         raise Skipped("no folder was named with --disk")
-    return preflight_disk.check(args.disk, int(args.disk_gb * 1e9), args.min_disk_mb_per_s)
+    ssds = local_ssds() if args.spread else []
+    return preflight_disk.check(ssds[0] if ssds else args.disk, int(args.disk_gb * 1e9), args.min_disk_mb_per_s)
 
 
 def permission(machine: Machine) -> str:
@@ -244,7 +246,7 @@ def _last_object(done: Done) -> dict[str, Any]:
 
 def probes(args: argparse.Namespace) -> tuple[Probe, ...]:
     """In the order in which a failure explains those after it: the last line names the first."""
-    return (
+    table = (
         Probe("driver", driver, 35),
         Probe("ptx", ptx, 30, after=("memory",), needs=("driver",)),
         Probe("gib", gib, 25),
@@ -253,6 +255,9 @@ def probes(args: argparse.Namespace) -> tuple[Probe, ...]:
         Probe("disk", disk, 30),
         Probe("permission", permission, 40),
     )
+    if args.only is None:
+        return table
+    return tuple(replace(probe, after=(), needs=()) for probe in table if probe.name == args.only)
 
 
 # -- running them ------------------------------------------------------------------------------------------------------
@@ -343,6 +348,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--disk", type=Path, help="where the weights will be")
     parser.add_argument("--disk-gb", type=float, default=0.0, help="decimal GB that must be free there")
     parser.add_argument("--min-disk-mb-per-s", type=float, default=0.0)
+    parser.add_argument("--spread", action="store_true", help="the weights will be on the mounted local SSDs, if any")
+    parser.add_argument("--only", metavar="PROBE", help="this probe alone")
     parser.add_argument("--cloud", choices=("auto", "none", *PERMISSION), default="auto")
     parser.add_argument("--compute", default=COMPUTE)
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="as the engine will have it")
@@ -351,6 +358,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--gpus is at least 1, and --min-driver begins with a number")
     if any("=" not in pair for pair in args.env):
         parser.error("--env takes NAME=VALUE")
+    if not probes(args):
+        parser.error(f"--only takes the name of a probe, and {args.only} is none")
     return args
 
 

@@ -228,8 +228,8 @@ class HttpWire(Wire):
         if answer.status in (401, 403):
             raise WireError(
                 "denied",
-                f"{where} may not be read ({answer.status}); give this machine's service account the role "
-                "roles/storage.objectViewer on the bucket",
+                f"{where} may not be read ({answer.status}): that takes storage.objects.get and storage.objects.list; give "
+                "this machine's service account the role roles/storage.objectViewer on the bucket",
             )
         if answer.status in BUSY:
             wait_s = retry_after_s(answer.getheader("Retry-After"))

@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -94,6 +94,19 @@ class GcsBucket:
         with self._translated(""):
             found = self.client.lookup_bucket(self.bucket_name)
         return str(found.location or "").lower() if found is not None else ""
+
+    def billed(self) -> tuple[str, Sequence[Any], Sequence[Any]]:
+        """Of the whole bucket: its location, every generation of every object, and what is soft-deleted, as the library's
+        blobs; no location when there is no bucket. Raises WeightsError."""
+        with self._translated(""):
+            found = self.client.lookup_bucket(self.bucket_name)
+            if found is None:
+                return "", (), ()
+            every = tuple(self.client.list_blobs(self.bucket_name, versions=True, retry=self._retry))
+            deleted: tuple[Any, ...] = ()
+            if found.soft_delete_policy.retention_duration_seconds:  # else Google refuses the question
+                deleted = tuple(self.client.list_blobs(self.bucket_name, soft_deleted=True, retry=self._retry))
+        return str(found.location or "").lower(), every, deleted
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Bucket.list."""

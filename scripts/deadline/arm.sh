@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Arm the machine's own end: a systemd timer that survives a reboot and needs neither the user, nor the keeper, nor the disk.
 #
-#   arm.sh --deadline 1764000000 [--without-keeper-s 900] [--grace-s 180] [--cloud gcp|none] [--script PATH]
+#   arm.sh --deadline 1764000000 [--without-keeper-s 240] [--grace-s 180] [--cloud gcp|none] [--script PATH]
+#          [--because CODE]
 #   arm.sh off            for a machine that is to be kept; a session's machine is not
 #
+# Arming counts as having seen a keeper: one follows at once, however long the machine was set up before. Not after a reboot.
+# --because: the session has ended with this exit code, which the machine's deletion will tell.
 # --deadline is in seconds since 1970. To extend, arm again with a later one. Repeatable; every file is renamed into
 # place, so on a full disk the old deadline stays armed. As root. What it does at the end: kimisession/node/deadline.py.
 # Exit codes: 0 armed, and systemd says so; 2 usage; 5 not armed, and the last line says why.
@@ -42,7 +45,7 @@ if [ "${1:-}" = off ]; then
     exit 0
 fi
 
-deadline='' without_keeper=900 grace=180 cloud='' source=''
+deadline='' without_keeper=240 grace=180 cloud='' source='' because=-1
 while [ $# -gt 0 ]; do
     case $1 in
         --deadline) deadline=${2:?} && shift 2 ;;
@@ -50,10 +53,11 @@ while [ $# -gt 0 ]; do
         --grace-s) grace=${2:?} && shift 2 ;;
         --cloud) cloud=${2:?} && shift 2 ;;
         --script) source=${2:?} && shift 2 ;;
-        *) echo "arm.sh: unknown word $1; use --deadline, --without-keeper-s, --grace-s, --cloud, --script, or off" && exit 2 ;;
+        --because) because=${2:?} && shift 2 ;;
+        *) echo "arm.sh: unknown word $1; use --deadline, --without-keeper-s, --grace-s, --cloud, --script, --because, or off" && exit 2 ;;
     esac
 done
-for number in "$deadline" "$without_keeper" "$grace"; do
+for number in "$deadline" "$without_keeper" "$grace" "${because#-}"; do
     [[ $number =~ ^[0-9]+$ ]] || { echo "arm.sh: --deadline is in whole seconds since 1970, the others in whole seconds" && exit 2; }
 done
 now=$(date +%s)
@@ -81,9 +85,10 @@ filled=$(mktemp -p /dev/shm 2>/dev/null || mktemp)
 trap 'rm -f "$filled"' EXIT
 # A metadata server of a test rig travels with the unit; on a real machine the variable is empty.
 sed -e "s|@PYTHON@|$python|; s|@SCRIPT@|$script|; s|@DEADLINE_UTC@|$deadline|; s|@LONGEST_UPTIME_S@|$longest|" \
-    -e "s|@WITHOUT_KEEPER_S@|$without_keeper|; s|@GRACE_S@|$grace|; s|@CLOUD@|$cloud|" \
+    -e "s|@WITHOUT_KEEPER_S@|$without_keeper|; s|@GRACE_S@|$grace|; s|@CLOUD@|$cloud|; s|@BECAUSE@|$because|" \
     -e "s|@ENVIRONMENT@|${GCE_METADATA_HOST:+GCE_METADATA_HOST=$GCE_METADATA_HOST}|" \
     "$here/$name.service" >"$filled"
+{ printf '%s %s' "$(cat /proc/sys/kernel/random/boot_id)" "$uptime" >/run/kimisession-keeper-seen; } 2>/dev/null || true
 put "$filled" "$units/$name.service"
 put "$here/$name.timer" "$units/$name.timer"
 systemctl daemon-reload || fail "systemd does not answer; this machine cannot end itself by a timer"

@@ -7,7 +7,17 @@ import pytest
 from command_line import Home
 from good_values import requested
 
-from kimisession.core.ledger import LaunchRequested, TeardownConfirmed, TeardownRequested, Unconfirmed
+from kimisession.cli.looking import warn_of_layers
+from kimisession.core.ledger import (
+    LaunchRequested,
+    Ready,
+    TeardownConfirmed,
+    TeardownRequested,
+    Unconfirmed,
+    apply,
+    fold,
+)
+from kimisession.core.lifecycle import Layer, Observation
 
 ID = "demo-0123abcd"
 
@@ -30,3 +40,19 @@ def test_what_is_not_proven_gone_ends_every_command_with_seven_and_a_way_out(
     assert said.code == 7
     assert "not proven gone" in said.err
     assert "kimisession stop demo" in said.err
+
+
+@pytest.mark.parametrize("words", [("status",), ("stop", "--all"), ("stop", "demo"), ("cost",)], ids=str)
+def test_an_empty_ledger_is_not_taken_for_an_empty_cloud(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert "kimisession sweep asks the cloud" in Home(tmp_path).type(*words).err
+
+
+def test_a_layer_that_died_since_the_start_is_said_beside_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    now = datetime.now(UTC)
+    layers = (Layer("keeper", True, "last heard 2 s ago"), Layer("reaper", False, "it is not alive any more"))
+    seen = Observation(now, True, layers=layers)
+    starting = fold(ID, [requested(now, name="demo"), LaunchRequested(now)])
+    warn_of_layers(starting, seen)
+    assert capsys.readouterr().err == "", "they are still being read back"
+    warn_of_layers(apply(starting, Ready(now)), seen)
+    assert capsys.readouterr().err == "not armed: demo: reaper: it is not alive any more\n"

@@ -61,7 +61,8 @@ def test_money_times_and_missing_keys_are_told_apart() -> None:
     assert mistakes({**line, "data": {k: v for k, v in good.items() if k != "latest"}}, schema, schema)
     cost = schemas()["cost"]
     for usd, fine in (("0.00", True), ("1234.123456", True), ("1.1234567", False), ("1E+2", False), (1.5, False)):
-        costs = {"schema_version": 1, "kind": "costs", "data": {"sessions": [], "usd": usd, "count": 0}}
+        data = {"sessions": [], "usd": usd, "count": 0, "weeks": [], "profiles": [], "storage": None}
+        costs = {"schema_version": 1, "kind": "costs", "data": data}
         assert (mistakes(costs, cost, cost) == []) is fine, usd
 
 

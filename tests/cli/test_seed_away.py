@@ -18,6 +18,7 @@ from tests.weights.making import weights_folder
 from tests.weights.servers import COMMIT, Fault, HubServer, serving
 
 pytest.importorskip("google.cloud.storage")
+pytestmark = pytest.mark.slow
 
 NAME = "seed-kimi-k2-5"
 BUCKET = "gs://weights/kimi"

@@ -7,6 +7,7 @@ last tests type the commands against the emulator.
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from kimisession.cli.sweeping import SweepOptions, run_sweep
 from kimisession.cloud.compute import Quota
 from kimisession.cloud.quota import check_quota, needs
 from kimisession.controller import owner_here
+from kimisession.core.cost import UNPRICED, cost_of
 from kimisession.core.guard import LABEL_BEAT, LABEL_GUARD, NAME
 from kimisession.core.inventory import Machine
 from kimisession.core.ledger import State
@@ -105,11 +107,31 @@ def test_deleting_takes_what_is_past_and_never_anothers_live_session(
     sweep(cloud, delete=True)
 
 
-def test_nobody_to_ask_is_a_mistake_that_names_the_flag(cloud: MemoryCompute) -> None:
-    with pytest.raises(UsageMistake) as caught:
-        sweep(cloud, delete=True, yes=False)
-    assert "-y" in caught.value.hint
+def test_nobody_to_ask_leaves_a_leak_and_names_the_flag(cloud: MemoryCompute) -> None:
+    with pytest.raises(LeakSuspected, match="1 left over") as caught:
+        sweep(cloud, delete=True, yes=False, project="p")
+    assert caught.value.hint == "kimisession sweep --delete --project p -y"
     assert cloud.deleted == []
+
+
+def test_the_command_that_is_named_deletes_no_more_than_was_looked_at(cloud: MemoryCompute) -> None:
+    cloud.insert("bold-1a2b3c4d", labels_of(now() - HOUR, "bold-1a2b3c4d", "bob-laptop"))
+    with pytest.raises(LeakSuspected) as caught:
+        sweep(cloud, owner="bob-laptop")
+    assert caught.value.hint == "kimisession sweep --delete --owner bob-laptop"
+
+
+def test_what_a_silent_zone_had_is_not_called_deleted(cloud: MemoryCompute, capsys: pytest.CaptureFixture[str]) -> None:
+    class GoesSilent(MemoryCompute):
+        def delete(self, resource: Any) -> Any:
+            self.machines.clear()  # its zone is in no list any more; nobody knows whether it still runs
+            self.silent = (ZONE,)
+
+    goes = GoesSilent(now)
+    goes.insert(OLD, labels_of(now() - HOUR, OLD, owner_here()))
+    with pytest.raises(LeakSuspected, match=f"{ZONE} did not answer"):
+        sweep(goes, delete=True, json=True)
+    assert document(capsys, "sweep")["deleted"] == []
 
 
 def test_a_deadline_that_moved_while_it_was_asked_counts(cloud: MemoryCompute) -> None:
@@ -177,10 +199,34 @@ def test_a_lost_ledger_is_made_again_from_labels(cloud: MemoryCompute, store: St
     rows = {row.session: row for row in store.rows()}
     assert set(rows) == {MINE, OLD}, "another owner's is not taken over"
     session = store.session(MINE)
-    assert (session.name, session.state, session.request and session.request.infra) == ("mine", State.LAUNCHING, "gcp")
+    assert (session.name, session.state, session.request and session.request.infra) == ("mine", State.STARTING, "gcp")
     assert session.deadline == cloud.machines[node_of(MINE)].deadline
     sweep(cloud, adopt=True, delete=True)
     assert len(store.rows()) == 2, "adopting twice adds nothing"
+
+
+def test_what_is_adopted_takes_money_from_the_moment_that_its_machine_began(cloud: MemoryCompute, store: Store) -> None:
+    sweep(cloud, adopt=True, delete=True)
+    (machine,) = store.session(MINE).resources
+    assert (machine.id, machine.kind) == (f"gcp/{ZONE}/{node_of(MINE)}", "machine")
+    assert machine.usd_per_hour is not None
+    assert cost_of(store.session(MINE), machine.began + HOUR).usd == machine.usd_per_hour
+
+
+def test_an_adopted_machine_without_a_price_is_not_priced_and_not_free(cloud: MemoryCompute, store: Store) -> None:
+    name = node_of(MINE)
+    cloud.machines[name] = replace(cloud.machines[name], zone="mars-north1-a")
+    sweep(cloud, adopt=True, delete=True)
+    session = store.session(MINE)
+    assert session.request is not None
+    assert session.request.price_ground == UNPRICED
+    assert cost_of(session, now()).unpriced == (f"gcp/mars-north1-a/{name}",)
+
+
+def test_anothers_session_past_its_deadline_is_not_adopted_unasked(cloud: MemoryCompute, store: Store) -> None:
+    cloud.insert("bold-1a2b3c4d", labels_of(now() - HOUR, "bold-1a2b3c4d", "bob-laptop"))
+    sweep(cloud, adopt=True, delete=True)
+    assert {row.session for row in store.rows()} == {MINE, OLD}
 
 
 def test_anothers_session_is_adopted_only_by_name(cloud: MemoryCompute, store: Store) -> None:
@@ -231,6 +277,26 @@ def test_a_dry_run_makes_and_deletes_nothing(cloud: MemoryCompute, capsys: pytes
     said = capsys.readouterr().out
     assert "would create kimisession-reaper (e2-micro)" in said
     assert "would delete nothing" in said
+
+
+def test_the_reaper_of_running_sessions_is_deleted_only_after_a_yes(
+    cloud: MemoryCompute, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud.machines[NAME] = Machine(NAME, ZONE, now() - HOUR, {LABEL_GUARD: "reaper"})
+    with pytest.raises(UsageMistake, match=f"only their own layers would end {MINE}, {OLD}, {THEIRS}") as caught:
+        run_disable("", False, cloud)
+    assert "--yes" in caught.value.hint
+    assert NAME in cloud.machines
+    run_disable("", False, cloud, yes=True)
+    assert NAME not in cloud.machines
+    assert f"only their own layers would end {MINE}" in capsys.readouterr().err
+
+
+def test_where_nothing_runs_the_reaper_goes_without_a_question(cloud: MemoryCompute) -> None:
+    cloud.machines.clear()
+    cloud.machines[NAME] = Machine(NAME, ZONE, now() - HOUR, {LABEL_GUARD: "reaper"})
+    run_disable("", False, cloud)
+    assert cloud.machines == {}
 
 
 def test_the_first_permission_that_is_missing_is_named_with_what_grants_it(

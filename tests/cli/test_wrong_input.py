@@ -68,6 +68,7 @@ TYPED = {
     "all money": ((*START, "--budget", "1e999999"), 2, r"--budget: '1e999999' is not an amount", r"--budget 60"),
     "no price": ((*START, "--price", "NaN"), 2, r"--price: 'NaN' is not an amount", r"--price 60"),
     "next to no price": ((*START, "--price", "1e-9999", "--budget", "1"), 2, r"--price: ", r"--price 60"),
+    "a budget that is never spent": ((*START, "--price", "0", "--budget", "5"), 2, r"--budget: at \$0\.00 an hour \$5\.00 are never spent", r"--price"),
     "a flag without a value": ((*START, "--set", "max-model-len"), 2, r"--set: .* is not NAME=VALUE", r"max-model-len=\d+"),
     "a flag without a name": ((*START, "--set", "=5"), 2, r"--set: '=5' is not NAME=VALUE", r"--set"),
     "unknown GPUs": ((*START, "--gpus", "H9000:8"), 2, r"--gpus: 'H9000' is not an accelerator", r"start --help"),
@@ -106,6 +107,7 @@ UNPARSED = {
     "a port without a number": (("start", "--port"), r"^--port needs a value", r"kimisession start --help"),
     "a misspelt command": (("strat",), r"no command 'strat', did you mean .*'start'", r"kimisession --help"),
     "a misspelt option": (("status", "--wacth"), r"no option --wacth, did you mean --watch\?", r"kimisession status --help"),
+    "an option of all commands": (("status", "-q"), r"^-q goes before the command$", r"kimisession -q status$"),
     "a number too small": (("cost", "--last", "0"), r"^--last: .*1", r"kimisession cost --help"),
     "a word that is none of two": (("bench", "--thinking", "maybe"), r"^--thinking: 'maybe' is not one of", r"bench --help"),
     "nothing to add": (("extend",), r"the argument added is missing", r"kimisession extend --help"),
@@ -284,6 +286,14 @@ def test_a_dry_run_creates_nothing(home: Home) -> None:
     said = home.type("start", "rehearsal", "--dry-run", "--budget", "10")
     assert said.code == 0, said.err
     assert "dry run: nothing was created" in said.err
+    assert home.live() == []
+
+
+def test_a_dry_run_shows_the_quote_also_where_something_is_missing(home: Home) -> None:
+    said = home.type("start", "kimi-k2.5-int4", "--infra", "local", "--gpus", "H100:8", "--dry-run")
+    assert said.code in (1, 5)
+    assert "worst case" in said.err
+    assert said.err.index("worst case") < said.err.index("error: ")
     assert home.live() == []
 
 

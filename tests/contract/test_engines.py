@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from good_values import PROFILE, choices
+from good_values import PROFILE, an_id, choices
 
 from kimisession.core.launch import (
     LABEL_DEADLINE,
@@ -66,7 +66,7 @@ class Place:
             "port": free_port(),
         }
         quote = make_quote(QUICK, choices(**{**given, **changes}), self.now())
-        return launch_spec(quote, f"demo{self.number}-0123abcd", "someone")
+        return launch_spec(quote, an_id(f"demo{self.number}"), "someone")
 
     def until(self, what: Callable[[], Any], within_s: float = 20) -> Any:
         """Wait for a condition; fails the test when it does not come."""

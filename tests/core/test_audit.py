@@ -6,7 +6,18 @@ from decimal import Decimal
 
 import pytest
 
-from kimisession.core.audit import APART, FRESH, GRACE, Price, Verdict, audit, proof_of_gone, what_ended
+from kimisession.core.audit import (
+    APART,
+    BY_US,
+    FRESH,
+    GRACE,
+    MARK,
+    Price,
+    Verdict,
+    audit,
+    proof_of_gone,
+    what_ended,
+)
 from kimisession.core.inventory import (
     Address,
     Disk,
@@ -21,6 +32,7 @@ from kimisession.core.inventory import (
     operations_of,
 )
 from kimisession.core.launch import deadline_label, session_labels
+from kimisession.node.deadline import request_id
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -177,6 +189,22 @@ def test_what_belongs_to_a_session_is_found_by_label_by_name_and_by_its_machine(
     assert [t.name for t in found.everything] == ["relabelled", "boot", NODE, "ip"]
 
 
+def test_a_disk_without_labels_is_ours_once_one_of_ours_has_deleted_the_machine_of_its_name() -> None:
+    ours, theirs = f"{MARK}-{BY_US:04x}-4abc-8abc-0123456789ab", "9a1ba1c1-63a3-49c2-a739-d12dee0b1352"
+    for request, zone, ended, verdict in (
+        (ours, "us-central1-a", NOW - FRESH - SECOND, Verdict.ORPHAN_DISK),
+        (request_id(10), "us-central1-a", NOW - FRESH - SECOND, Verdict.ORPHAN_DISK),
+        (ours, "us-central1-a", NOW - FRESH, Verdict.UNLABELLED_OURS),  # the deletion may be about to take it
+        (ours, "us-central1-b", NOW - FRESH - SECOND, Verdict.UNLABELLED_OURS),
+        (ours, "us-central1-a", NOW - 2 * HOUR, Verdict.UNLABELLED_OURS),  # made after that end: another's
+        (theirs, "us-central1-a", NOW - FRESH - SECOND, Verdict.UNLABELLED_OURS),
+    ):
+        gone = operation("delete", zone=zone, request=request, ended=ended)
+        (finding,) = audit(seen(disk()), NOW, done=[gone])
+        assert (finding.verdict, finding.due) == (verdict, verdict is Verdict.ORPHAN_DISK), (request, zone, ended)
+    assert audit(seen(disk(f"x{NODE}")), NOW, done=[operation("delete", f"x{NODE}", request=theirs, ended=NOW)])
+
+
 # -- operations -----------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +227,19 @@ def test_what_ended_a_machine_is_the_cause_and_not_its_consequence() -> None:
     assert what_ended(NODE, [operation("delete"), preempted]) == ("preempted", preempted)
     assert what_ended("other", [preempted]) is None
     assert what_ended(NODE, [operation("delete", errors=(("X", "no"),))]) is None
+
+
+def test_a_machine_that_started_again_did_not_end_with_what_stopped_it() -> None:
+    crashed = operation("compute.instances.hostError")
+    again = operation("compute.instances.automaticRestart")
+    deleted = operation("delete")
+    assert what_ended(NODE, [crashed]) == ("host error", crashed)
+    assert what_ended(NODE, [crashed, again]) is None, "it runs"
+    assert what_ended(NODE, [crashed, again, deleted]) == ("deleted", deleted)
+    assert what_ended(NODE, [crashed, again, crashed]) == ("host error", crashed)
+    stopped = operation("stop")
+    assert what_ended(NODE, [stopped, operation("start"), deleted]) == ("deleted", deleted)
+    assert what_ended(NODE, [stopped, operation("start", errors=(("X", "no"),))]) == ("stopped", stopped)
 
 
 # -- gone -----------------------------------------------------------------------------------------------------------------

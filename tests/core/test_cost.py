@@ -9,7 +9,7 @@ from good_values import MONEY, NOON, SECOND, requested
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimisession.core.cost import cents, cost_of, price_of, seconds_between
+from kimisession.core.cost import cents, cost_of, per_million, price_of, seconds_between, tokens_of
 from kimisession.core.ledger import Event, ResourceCreated, ResourceGone, TeardownConfirmed, Unconfirmed, fold
 
 
@@ -113,3 +113,11 @@ def test_a_machine_that_began_in_the_future_costs_nothing_yet() -> None:
 
 def test_an_end_before_the_beginning_is_no_refund() -> None:
     assert cost_of(fold("x", [machine("26.00"), gone(-60)]), NOON + timedelta(hours=1)).usd == 0
+
+
+def test_tokens_are_summed_over_the_starts_of_the_engine_and_the_last_word_on_each_counts() -> None:
+    facts = [("tokens", "100"), ("kv_tokens", "9"), ("tokens", "250"), ("tokens.2", "50"), ("tokens.3", "torn")]
+    assert tokens_of(facts) == 300
+    assert tokens_of([("kv_tokens", "9")]) is None
+    assert per_million(Decimal(3), 300) == Decimal(10000)
+    assert per_million(Decimal(3), None) is None

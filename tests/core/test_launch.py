@@ -132,7 +132,7 @@ def test_the_keeper_reads_back_exactly_what_was_launched() -> None:
     assert read.hard_cap_utc == quote.deadline.timestamp()
     assert quote.budget_at is not None
     assert read.budget_utc == quote.budget_at.timestamp()
-    assert [step.name for step in read.steps] == ["weights"]
+    assert [step.name for step in read.steps] == ["disk-speed", "weights"]
     assert read.engine.argv == spec.engine.argv
     assert set(json.loads(spec.node_config())) == set(config.Config.__dataclass_fields__)
 

@@ -92,6 +92,24 @@ def test_a_machine_that_went_without_a_word_vanished() -> None:
     assert (gone.state, gone.reason) == (State.GONE, "vanished")
 
 
+@pytest.mark.parametrize(("itself", "reason"), [(True, "self-deleted"), (False, "deleted")])
+def test_a_machine_that_somebody_deleted_did_not_vanish_and_nobody_guesses_why(itself: bool, reason: str) -> None:
+    told = {**line("deleted", 290, evidence="deleted by vm@p, operation o"), "itself": itself, "by": "Compute Engine"}
+    gone = learn(RUNNING, Observation(LATER, False, "not listed", (DOWN,), (told,)))
+    assert (gone.state, gone.reason) == (State.GONE, reason)
+    assert gone.ended is not None
+    assert "why is not known here: deleted by vm@p, operation o" in gone.ended.evidence
+    asked = apply(RUNNING, TeardownRequested(NOON, "user", "kimisession stop"))
+    assert learn(asked, Observation(LATER, False, "not listed", (DOWN,), (told,))).reason == "user"
+
+
+def test_a_machine_that_was_ending_when_it_was_last_heard_ended_for_that_reason() -> None:
+    told = line("ending", 290, reason="idle", evidence="idle 20m of 20m")
+    assert learn(RUNNING, Observation(LATER, False, "not listed", (DOWN,), (told,))).reason == "idle"
+    torn = line("ending", 290)
+    assert learn(RUNNING, Observation(LATER, False, "not listed", (DOWN,), (torn,))).reason == "vanished"
+
+
 def test_a_machine_that_was_asked_to_go_did_not_vanish() -> None:
     asked = apply(RUNNING, TeardownRequested(NOON, "user", "kimisession stop"))
     assert learn(asked, Observation(LATER, False, "not listed", (DOWN,))).reason == "user"
@@ -328,3 +346,29 @@ def test_whatever_was_seen_there_is_an_answer(session: Session, seen: Observatio
 def test_restarts_of_a_story_are_kept() -> None:
     restarted = Restarted(NOON, 2, "max-model-len=16384")
     assert apply(apply(RUNNING, Ready(NOON)), restarted).state is State.STARTING
+
+
+def beat(seconds: int, tokens: object) -> Mapping[str, Any]:
+    return line("beat", seconds, tokens=tokens)
+
+
+def told_tokens(session: Session, *journal: Mapping[str, Any]) -> list[tuple[str, str]]:
+    events = news(session, Observation(LATER, True, "", (UP,), journal))
+    return [(e.name, e.value) for e in events if isinstance(e, Fact) and e.name.startswith("tokens")]
+
+
+def test_what_was_generated_is_written_down_when_it_has_grown_by_a_quarter_and_at_the_end() -> None:
+    assert told_tokens(RUNNING, beat(10, 0)) == []
+    assert told_tokens(RUNNING, beat(10, 4), beat(20, 100)) == [("tokens", "100")]
+    known = apply(RUNNING, Fact(NOON, "tokens", "100"))
+    assert told_tokens(known, beat(30, 124)) == []
+    assert told_tokens(known, beat(30, 125)) == [("tokens", "125")]
+    assert told_tokens(known, beat(30, 101), line("ending", 31, reason="idle", evidence="idle")) == [("tokens", "101")]
+    assert told_tokens(known, beat(30, 100), line("ending", 31, reason="idle", evidence="idle")) == []
+
+
+def test_what_another_start_of_the_engine_generated_is_counted_by_itself() -> None:
+    known = apply(RUNNING, Fact(NOON, "tokens", "100"))
+    again = line("restarted", 15, run=2, flags="")
+    assert told_tokens(known, beat(10, 100), again, beat(20, 7)) == [("tokens.2", "7")]
+    assert told_tokens(known, beat(20, "many")) == []

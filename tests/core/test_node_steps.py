@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kimisession.core.node_steps import ENGINE_PYTHON, engine_python, setup_steps, weights_step
+from kimisession.core.node_steps import ENGINE_PYTHON, disk_check, engine_python, setup_steps, weights_step
 from kimisession.profile_file import load_profile
 
 
@@ -31,6 +31,17 @@ def test_the_weights_wait_for_the_local_disks_and_for_nothing_else() -> None:
     step = weights_step(("pull",), setup)
     assert (step.argv, step.after) == (("pull", "--spread"), ("disk",))
     assert weights_step(("pull",), ()).after == (), "where nothing is set up they go where they are told to"
+
+
+def test_the_weights_wait_for_a_look_at_the_disk_that_they_will_lie_on() -> None:
+    setup = setup_steps(load_profile("kimi-k2.5"), "gcp", 8, ENGINE_PYTHON)
+    check = disk_check(595_147_639_776, 2700, setup)
+    assert (check.after, check.argv[-3:]) == (("disk",), ("--min-disk-mb-per-s", "220.4", "--spread"))
+    assert weights_step(("pull",), (*setup, check)).after == ("disk-speed",)
+    # On Slurm, where the site brings the software, it is the whole set-up.
+    alone = disk_check(595_147_639_776, 2700, ())
+    assert (alone.after, alone.argv[-2:]) == ((), ("--min-disk-mb-per-s", "220.4"))
+    assert weights_step(("pull",), (alone,)).after == ("disk-speed",)
 
 
 def test_a_machine_that_keeps_no_copy_of_the_weights_mounts_nothing() -> None:

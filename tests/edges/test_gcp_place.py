@@ -17,6 +17,7 @@ from kimisession.core.launch import LABEL_DEADLINE, LABEL_OWNER, deadline_label,
 from kimisession.core.lifecycle import Layer
 from kimisession.engines.gcp import GcpPlace
 from kimisession.errors import DoesNotFit, QuotaExceeded, Unconfirmed, UsageMistake
+from kimisession.node.deadline import request_id
 
 ID = "demo-0123abcd"
 DEADLINE = NOON + timedelta(hours=2)
@@ -258,6 +259,53 @@ def test_a_preempted_machine_says_so_though_it_could_not_tell(there: There) -> N
     assert (line["kind"], line["reason"]) == ("ended", "preempted")
     assert "preempted at 12:01:40 UTC" in line["evidence"]
     assert line["at"] == (NOON + timedelta(seconds=100)).isoformat()
+
+
+OWN = "vm@a-project.iam.gserviceaccount.com"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(0, "user"), (10, "idle"), (20, "setup-failed"), (40, "keeper-died"), (44, "unguarded")]
+)
+def test_a_machine_tells_why_with_its_own_deletion_though_nobody_looked_before_it_was_gone(
+    there: There, code: int, reason: str
+) -> None:
+    there.cloud.insert(ID, LABELS)
+    there.pass_(100)
+    there.cloud.remove(node_of(ID), user=OWN, request=request_id(code))
+    (line,) = there.proven().lines
+    assert (line["kind"], line["reason"], line["exit_code"]) == ("ended", reason, code)
+    assert f"exit code {code}" in line["evidence"]
+    assert OWN in line["evidence"]
+
+
+def test_a_machine_that_its_own_account_deleted_without_a_word_is_told_from_one_that_somebody_deleted(
+    there: There,
+) -> None:
+    for user, itself in ((OWN, True), ("kimisession-reaper@a-project.iam.gserviceaccount.com", False)):
+        there.cloud.log.clear()
+        there.cloud.insert(ID, LABELS, account=OWN)
+        there.look()
+        there.cloud.remove(node_of(ID), user=user)
+        (line,) = there.proven().lines
+        assert (line["kind"], line["itself"]) == ("deleted", itself)
+        assert user in line["evidence"]
+        there.pass_(3600)
+
+
+def test_a_machine_that_came_back_after_its_hosts_crash_is_billed_until_it_went(there: There) -> None:
+    there.cloud.insert(ID, LABELS, spot=False)
+    there.look()
+    for kind in ("hostError", "automaticRestart"):
+        there.pass_(100)
+        there.cloud.did(f"compute.instances.{kind}", node_of(ID), user="system")
+    there.pass_(1000)
+    there.cloud.remove(node_of(ID))
+    sight = there.proven()
+    assert {r.kind: r.ended for r in sight.resources} == dict.fromkeys(
+        ("machine", "disk", "address"), NOON + timedelta(seconds=1200)
+    )
+    assert [line["kind"] for line in sight.lines] == ["deleted"], "no host error ended it"
 
 
 def test_attempts_that_failed_are_told_with_zone_and_reason(there: There) -> None:

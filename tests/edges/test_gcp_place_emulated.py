@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated import ID, NODE, Project, body_of, labels_of, needed, project
+from emulated import ID, NODE, ZONE, Project, body_of, labels_of, needed, project
 
 from kimisession.core.lifecycle import Layer
 from kimisession.engines.gcp import GcpPlace
 from kimisession.engines.place import Sight
 from kimisession.errors import Unconfirmed
+from kimisession.node.deadline import request_id
 
 LABELS = labels_of(datetime.now(UTC) + timedelta(hours=1))
 APART = timedelta(seconds=0.5)
@@ -43,6 +44,18 @@ def until(look: Callable[[], Sight], what: Callable[[Sight], Any], within_s: flo
         assert time.monotonic() < ends, sight
         time.sleep(0.1)
     return sight
+
+
+def test_the_reason_outlives_the_machine_in_the_request_of_its_own_deletion(there: Project, tmp_path: Path) -> None:
+    here = place(there, tmp_path)
+    for code, kind in ((10, "ended"), (None, "deleted")):
+        there.insert(labels=LABELS)
+        here.look(ID)
+        asked = f"?requestId={request_id(code)}" if code is not None else ""
+        there.call("DELETE", f"zones/{ZONE}/instances/{NODE}{asked}")
+        line = until(lambda: here.look(ID), lambda s: s.present is False).lines[-1]
+        assert (line["kind"], line.get("reason")) == (kind, "idle" if code else None)
+        there.state.data["operations"].clear()
 
 
 def test_a_machine_is_seen_ended_and_proven_gone_with_the_clouds_own_times(there: Project, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from good_values import PROFILE, choices
+from good_values import PROFILE, an_id, choices
 
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.quote import launch_spec, make_quote
@@ -25,7 +25,7 @@ def a_spec(tmp_path: Path) -> LaunchSpec:
     make_standin_model(tmp_path / "model", shards=1, shard_bytes=1000)
     profile = replace(PROFILE, load="in-place", limits=replace(PROFILE.limits, tick=0.05, stop_grace="1s"))
     chosen = choices(infra="local", bucket_url=f"file://{tmp_path / 'model'}", port=0)
-    return launch_spec(make_quote(profile, chosen, datetime.now(UTC)), "demo-0123abcd", "me")
+    return launch_spec(make_quote(profile, chosen, datetime.now(UTC)), an_id("demo"), "me")
 
 
 def test_a_machine_whose_record_was_lost_is_not_gone_while_it_runs_and_can_be_ended(tmp_path: Path) -> None:

@@ -64,6 +64,9 @@ class Somewhere:
     def end(self, session_id: str, force: bool) -> None:
         self.ended.append(force)
 
+    def tidy(self, session_id: str) -> None:
+        pass
+
 
 class Sdk:
     """SkyPilot's SDK, as far as ending needs it."""

@@ -39,7 +39,12 @@ class Cloud:
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def deletions(self) -> int:
-        return self.calls.count(f"DELETE {INSTANCE}")
+        return sum(call.partition("?")[0] == f"DELETE {INSTANCE}" for call in self.calls)
+
+    def request_ids(self) -> list[str]:
+        """Of its deletions, in order; empty where one had none."""
+        asked = [call for call in self.calls if call.startswith("DELETE")]
+        return [call.partition("requestId=")[2] for call in asked]
 
     def wait_for_deletions(self, count: int) -> None:
         with self.changed:
@@ -57,7 +62,7 @@ class Cloud:
         if path == f"{INSTANCE}/testIamPermissions":
             asked = json.loads(body)["permissions"]
             return 200, json.dumps({"permissions": [p for p in asked if p in self.permissions]})
-        if method == "DELETE" and path == INSTANCE:
+        if method == "DELETE" and path.partition("?")[0] == INSTANCE:
             now = self.script.pop(0) if len(self.script) > 1 else self.script[0]
             if isinstance(now, int):
                 return now, json.dumps({"error": {"message": "said the stand-in"}})

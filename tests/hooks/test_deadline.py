@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kimisession.core.audit import code_told
+from kimisession.core.inventory import Operation
 from kimisession.node import deadline
 from tests.hooks.pretended_cloud import Cloud
 from tests.hooks.private_mounts import HOOKS, host_fingerprint, needs_namespaces, run_privately
@@ -123,6 +127,55 @@ def test_a_machine_that_may_not_delete_itself_is_powered_off_last(machine: Machi
     assert words[-1].endswith("the disk of a machine that was not deleted is still billed")
 
 
+def told(machine: Machine, *words: str, past: bool = True) -> int:
+    """The exit code that Compute Engine's record of the deletion has."""
+    process = subprocess.Popen(machine.argv(*words, past=past), env=machine.env, stdout=subprocess.PIPE, text=True)
+    machine.cloud.wait_for_deletions(1)
+    goes_away(process)
+    name = "gpu-1"
+    at = datetime.now(UTC)
+    asked = Operation("op", "z", "delete", name, "DONE", at, request=machine.cloud.request_ids()[-1])
+    found = code_told(name, [asked])
+    assert found is not None
+    return found[0]
+
+
+def test_the_deletion_tells_the_exit_code_with_which_the_session_ended(machine: Machine) -> None:
+    assert told(machine, "--because", "10") == 10
+
+
+@pytest.mark.parametrize(("words", "code"), [((), 42), (("--deadline-utc", "9e9", "--without-keeper-s", "0"), 44)])
+def test_the_deletion_of_a_timer_that_nobody_told_anything_says_what_it_found(
+    machine: Machine, words: tuple[str, ...], code: int
+) -> None:
+    assert told(machine, *words) == code
+
+
+def test_no_two_requests_have_one_id_and_each_is_a_uuid() -> None:
+    ids = {deadline.request_id(code) for code in (0, 10, 137) for _ in range(100)}
+    assert len(ids) == 300
+    assert all(str(uuid.UUID(one)) == one and uuid.UUID(one).version == 4 for one in ids)
+
+
+def test_an_id_that_is_refused_does_not_keep_the_machine(machine: Machine) -> None:
+    machine.cloud.script = [400, ["RUNNING"]]
+    process = machine.start()
+    machine.cloud.wait_for_deletions(2)
+    goes_away(process)
+    assert [bool(one) for one in machine.cloud.request_ids()] == [True, False]
+
+
+def test_after_the_end_of_the_session_a_look_waits_for_its_moment_and_before_it_none_does(machine: Machine) -> None:
+    soon = f"{time.time() + 2:.3f}"
+    words = ("--grace-s", "0", "--deadline-utc", soon)
+    assert machine.run(*words).returncode == 0, "it may be extended yet"
+    assert machine.cloud.calls == []
+    process = machine.start(*words, "--because", "10")
+    machine.cloud.wait_for_deletions(1)
+    goes_away(process)
+    assert time.time() >= float(soon)
+
+
 def test_a_silent_metadata_server_does_not_keep_the_machine(machine: Machine) -> None:
     machine.cloud.silent.set()
     machine.run("--try-s", "1")
@@ -210,6 +263,7 @@ def test_arming_writes_units_that_systemd_accepts_and_arming_again_extends(tmp_p
     verify = "systemd-analyze verify /etc/systemd/system/kimisession-deadline.timer" if analyze() else "true"
     script = f"""
     export MACHINE={tmp_path}/machine GCE_METADATA_HOST=127.0.0.1:1
+    mount -t tmpfs run /run
     arm="$HOOKS/../deadline/arm.sh"
     "$arm" --deadline {first}
     # As on a machine whose session is over: the folder that deadline.py came from is gone.
@@ -222,6 +276,7 @@ def test_arming_writes_units_that_systemd_accepts_and_arming_again_extends(tmp_p
     $(sed -n 's/^ExecStart=//p' /etc/systemd/system/kimisession-deadline.service) --without-keeper-s 1000000000
     echo "runs: $?"
     ls $MACHINE/units
+    [ "$(cut -d ' ' -f 1 /run/kimisession-keeper-seen)" = "$(cat /proc/sys/kernel/random/boot_id)" ] && echo "arming is a sighting"
     unset GCE_METADATA_HOST
     "$arm" --deadline {first} | tail -n 1
     """
@@ -232,6 +287,7 @@ def test_arming_writes_units_that_systemd_accepts_and_arming_again_extends(tmp_p
     assert "--without-keeper-s 600" in out
     assert "deadline: armed for " in out.splitlines()[0]
     assert "runs: 0" in out
+    assert "arming is a sighting" in out, "a machine whose set-up by SkyPilot took long goes before its keeper began"
     assert "kimisession-deadline.timer" in out
     assert "verify:" not in out, "systemd-analyze has nothing to say"
     assert "say --cloud none if it may be powered off" in out.splitlines()[-1], "nobody's own machine is armed"

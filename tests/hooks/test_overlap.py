@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from good_values import PROFILE, choices
+from good_values import PROFILE, an_id, choices
 
 from kimisession.core.launch import LaunchSpec, Step
 from kimisession.core.quote import launch_spec, make_quote
@@ -138,7 +138,7 @@ def begin(home: Path, tmp_path: Path, *steps: Step, stall: str = "20s") -> Start
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     where = choices(infra="local", bucket_url=f"file://{tmp_path / 'model'}", port=port)
-    spec = launch_spec(make_quote(profile, where, datetime.now(UTC)), "demo-0123abcd", "someone")
+    spec = launch_spec(make_quote(profile, where, datetime.now(UTC)), an_id("demo"), "someone")
     start = Start(LocalEngine(home), replace(spec, steps=steps))
     start.engine.launch(start.spec, {"api_key": "key"})
     return start

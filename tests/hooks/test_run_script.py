@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from good_values import PROFILE, choices
+from good_values import PROFILE, an_id, choices
 
 from kimisession.core.launch import LaunchSpec, Step
 from kimisession.core.quote import launch_spec, make_quote
 from kimisession.engines.payload import lay_out
-from kimisession.engines.task import AFTER_S, GRACE_S, run_script
+from kimisession.engines.task import AFTER_FAILED_S, GRACE_S, run_script
 
 SUDO = '#!/bin/sh\n[ "$1" != -n ] || shift\nexec "$@"\n'
 ARM = '#!/bin/sh\necho "$(date +%s) $*" >> "{told}"\nexit {code}\n'
@@ -36,12 +36,12 @@ class Job:
         self.home = home
         limits = replace(PROFILE.limits, stop_grace="1s")
         quote = make_quote(replace(PROFILE, limits=limits), choices(infra="gcp"), datetime.now(UTC))
-        spec = launch_spec(quote, "demo-0123abcd", "someone")
+        spec = launch_spec(quote, an_id("demo"), "someone")
         engine = replace(spec.engine, argv=("sh", "-c", ENGINE, "@{machine}/run"))
         self.spec: LaunchSpec = replace(
             spec, engine=engine, steps=(Step("gib", ("@{machine}/scripts/hooks/gib.sh", "check")),)
         )
-        self.machine = home / ".kimisession" / "demo-0123abcd"
+        self.machine = home / ".kimisession" / spec.session_id
         self.machine.mkdir(parents=True)
         lay_out(self.machine, self.spec, {"api_key": "hidden"})
         self.armed = home / "armed"
@@ -93,8 +93,9 @@ def test_the_machines_own_end_is_armed_first_and_drawn_near_when_the_keeper_has_
     assert first[1:3] == ["--deadline", str(int(job.spec.deadline.timestamp()) + GRACE_S)]
     began = (job.machine / "run" / "journal.jsonl").stat().st_ctime
     assert int(first[0]) <= began
-    assert int(last[2]) - int(last[0]) in (AFTER_S - 1, AFTER_S), "minutes after the keeper, not at the deadline"
-    assert last[3:7] == ["--grace-s", "0", "--without-keeper-s", str(AFTER_S)]
+    assert int(last[2]) - int(last[0]) in (AFTER_FAILED_S - 1, AFTER_FAILED_S), "soon, not at the deadline"
+    assert last[3:7] == ["--grace-s", "0", "--without-keeper-s", str(AFTER_FAILED_S)]
+    assert last[7:9] == ["--because", "21"], "what its deletion will tell"
     assert not (job.machine / "api_key").exists()
 
 

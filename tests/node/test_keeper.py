@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from good_values import PROFILE, choices
+from good_values import PROFILE, an_id, choices
 
 from kimisession.core.launch import Step
 from kimisession.core.quote import launch_spec, make_quote
@@ -50,7 +50,8 @@ class Machine:
     """A machine folder with its job."""
 
     def __init__(self, folder: Path, model: Path, flags: dict[str, Any], changes: dict[str, Any]) -> None:
-        self.folder = folder
+        """`changes`: limits, `steps`, and `in_the_way`, a folder where a file is wanted."""
+        self.folder = folder = folder.with_name(an_id(folder.name))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
@@ -59,9 +60,12 @@ class Machine:
         spec = launch_spec(make_quote(profile, chosen, datetime.now(UTC)), folder.name, "me")
         quick = {"tick_s": 0.1, "scrape_s": 0.2, "stop_grace_s": 2.0, "silent_s": 20.0, "warn_s": 0.5}
         steps = changes.pop("steps", ())
+        in_the_way = changes.pop("in_the_way", "")
         limits = replace(spec.limits, **{**quick, **changes})
         folder.mkdir(mode=0o700)
         lay_out(folder, replace(spec, limits=limits, steps=steps), {"api_key": KEY})
+        if in_the_way:
+            (folder / in_the_way).mkdir()
         self.served_name = spec.engine.served_name
         self.job = subprocess.Popen(
             [sys.executable, "-m", "kimisession.node.job", str(folder)],
@@ -134,7 +138,7 @@ CASES = {
     "stop": case(Reason.USER, {}, play="stop", evidence="stop asked by a test"),
     "SIGTERM": case(Reason.USER, {}, play="sigterm", evidence="stop asked by SIGTERM"),
 }
-CONTROLS = {"extended": {"duration_s": 3.0, "unused_s": 60.0}}
+CONTROLS = {"extended": {"duration_s": 20.0, "unused_s": 60.0}}
 
 
 @pytest.fixture(scope="module")

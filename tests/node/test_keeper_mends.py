@@ -18,10 +18,10 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Mac
     model = home / "model"
     make_standin_model(model, shards=1, shard_bytes=1000)
     made = {
-        "extended twice": Machine(home / "twice-0123abcd", model, {}, {"duration_s": 600.0, "tick_s": 1.0}),
-        "extended for ever": Machine(home / "forever-0123abcd", model, {}, {"duration_s": 600.0}),
-        "restarted in vain": Machine(home / "vain-0123abcd", model, {}, {"ready_within_s": 6.0}),
-        "no room for a log": Machine(home / "log-0123abcd", model, {}, {}),
+        "extended twice": Machine(home / "twice", model, {}, {"duration_s": 600.0, "tick_s": 1.0}),
+        "extended for ever": Machine(home / "forever", model, {}, {"duration_s": 600.0}),
+        "restarted in vain": Machine(home / "vain", model, {}, {"ready_within_s": 6.0}),
+        "no room for a log": Machine(home / "log", model, {}, {"in_the_way": "run/engine.log"}),
     }
     yield made
     for machine in made.values():
@@ -37,7 +37,6 @@ def cap(machine: Machine) -> float:
 
 def test_an_engine_whose_log_cannot_be_opened_ends_the_session_as_a_failed_set_up(machines: dict[str, Machine]) -> None:
     machine = machines["no room for a log"]
-    (machine.folder / "run" / "engine.log").mkdir()  # before its Python is up
     assert machine.job.wait(timeout=30) == 20
     (ended,) = machine.journal("ended")
     assert ended["reason"] == "setup-failed"

@@ -66,9 +66,9 @@ def test_a_living_process_is_known_by_pid_and_birth() -> None:
     assert not leash.alive(who)
 
 
-@pytest.mark.parametrize("who", ["", ":", "abc:1", "0:0", f"{os.getpid()}:1", f"{os.getpid()}:", "999999999:None"])
+@pytest.mark.parametrize("who", ["", ":", "abc:1", "0:0", "{mine}:1", "{mine}:", "999999999:None"])
 def test_what_is_no_living_process_is_not_alive(who: str) -> None:
-    assert not leash.alive(who)
+    assert not leash.alive(who.format(mine=os.getpid()))
 
 
 def test_a_reused_pid_is_somebody_else() -> None:
@@ -137,16 +137,17 @@ def test_a_leash_whose_parent_is_gone_already_does_not_begin() -> None:
 
 
 def test_what_carries_a_machines_mark_is_found_and_no_other() -> None:
-    env = {**ENV, leash.MARK: "demo-1"}
+    machine = f"demo-{os.getpid()}"
+    env = {**ENV, leash.MARK: machine}
     one = subprocess.Popen([sys.executable, "-c", FOREVER], env=env)
-    other = subprocess.Popen([sys.executable, "-c", FOREVER], env={**ENV, leash.MARK: "demo-10"})
+    other = subprocess.Popen([sys.executable, "-c", FOREVER], env={**ENV, leash.MARK: f"{machine}0"})
     try:
-        wait_for(lambda: list(leash.marked("demo-1")) == [one.pid])
-        wait_for(lambda: list(leash.marked("demo-10")) == [other.pid])
+        wait_for(lambda: list(leash.marked(machine)) == [one.pid])
+        wait_for(lambda: list(leash.marked(f"{machine}0")) == [other.pid])
     finally:
         for process in (one, other):
             process.kill()
-    wait_for(lambda: list(leash.marked("demo-1")) == [])  # zombies carry no mark
+    wait_for(lambda: list(leash.marked(machine)) == [])  # zombies carry no mark
     for process in (one, other):
         process.wait()
 

@@ -26,6 +26,8 @@ class Metadata(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.changed = threading.Condition()
         self.preempted = False
+        self.tells = True  # whoever waits for a change; a new question is always answered
+        self.waiting = 0
         self.flavor = "Google"
 
     def take_back(self) -> None:
@@ -45,8 +47,10 @@ class Handler(BaseHTTPRequestHandler):
             if "wait_for_change" in query:
                 seen = query.get("last_etag", [str(self.server.preempted)])[0]
                 until = time.monotonic() + float(query["timeout_sec"][0])
-                while str(self.server.preempted) == seen and time.monotonic() < until:
+                self.server.waiting += 1
+                while (not self.server.tells or str(self.server.preempted) == seen) and time.monotonic() < until:
                     self.server.changed.wait(0.1)
+                self.server.waiting -= 1
             told = self.server.preempted
         body = str(told).upper().encode()
         self.send_response(200)
@@ -100,7 +104,7 @@ def test_a_keeper_ends_in_order_when_the_machine_is_taken_back_and_journals_when
     metadata: Metadata, tmp_path: Path
 ) -> None:
     make_standin_model(tmp_path / "model", shards=1, shard_bytes=1000)
-    machine = Machine(tmp_path / "taken-0123abcd", tmp_path / "model", {}, {})
+    machine = Machine(tmp_path / "taken", tmp_path / "model", {}, {})
     wait_for(lambda: machine.journal("ready"))
     metadata.take_back()
     assert machine.job.wait(timeout=30) == EXIT_CODES[Reason.PREEMPTED]
@@ -113,10 +117,10 @@ def test_a_shutdown_that_is_quicker_than_the_notice_is_a_preemption_all_the_same
     metadata: Metadata, tmp_path: Path
 ) -> None:
     make_standin_model(tmp_path / "model", shards=1, shard_bytes=1000)
-    machine = Machine(tmp_path / "quick-0123abcd", tmp_path / "model", {}, {"tick_s": 5.0})
-    wait_for(lambda: machine.journal("ready"))
+    machine = Machine(tmp_path / "quick", tmp_path / "model", {}, {})
+    wait_for(lambda: machine.journal("ready") and metadata.waiting)
     with metadata.changed:
-        metadata.preempted = True  # and nobody who waits is told
+        metadata.preempted, metadata.tells = True, False
     (keeper,) = [line["pid"] for line in machine.journal("started")]
     os.kill(keeper, signal.SIGTERM)
     assert machine.job.wait(timeout=30) == EXIT_CODES[Reason.PREEMPTED]

@@ -309,6 +309,25 @@ def test_room_and_speed_of_a_disk_are_measured_and_nothing_is_left(tmp_path: Pat
         preflight_disk.check(tmp_path / "not" / "yet", int(999999999.0e9), 0)
 
 
+def test_a_disk_that_is_too_slow_for_the_weights_is_told_alone_and_before_them(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "kimisession.node.preflight",
+        "--gpus",
+        "1",
+        "--only",
+        "disk",
+        "--disk",
+        str(tmp_path),
+    ]
+    for wanted, code, verdict in (("0.1", preflight.OK, "ok"), ("1e9", preflight.FAILED, "failed")):
+        done = subprocess.run([*words, "--min-disk-mb-per-s", wanted], capture_output=True, text=True, check=False)
+        told = done.stdout.splitlines()
+        assert (done.returncode, json.loads(told[0])["verdict"]) == (code, verdict), done.stderr
+    assert told[-1].startswith("preflight: incident 12 (a slow disk or a mount)")
+
+
 def test_versions_compare_as_numbers() -> None:
     assert preflight_gpus.numbers("580.126.09") > preflight_gpus.numbers("580.9")
     assert preflight_ptx.order("8.10") > preflight_ptx.order("8.9")

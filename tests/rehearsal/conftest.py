@@ -1,4 +1,4 @@
-"""What the rehearsal's tests share: one watch, one seeded bucket, and whole rehearsals that play in the background."""
+"""What the rehearsal's tests share: one watch, one seeded bucket, and what mostly waits, which plays in the background."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from background import Background
 from ordinary import NOBODY, ordinary
 from processes import Watch
 from stage import environment_for, seeded_bucket
+from taking_out import QUICK, Verdict, play_mutations
 
 HERE = Path(__file__).parent
 
@@ -32,6 +34,16 @@ def bucket() -> Iterator[str]:
     root = Path(tempfile.mkdtemp(prefix="kimi-bucket-"))
     yield seeded_bucket(root)
     shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mutations(request: pytest.FixtureRequest) -> Iterator[Future[list[Verdict]] | None]:
+    """The mutations, which wait for what nobody ends: they begin before the first test, few at once, beside the matrix."""
+    if not any(item.path.name == "test_mutations.py" for item in request.session.items):
+        yield None
+        return
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(play_mutations, QUICK, 3)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -398,13 +398,18 @@ def current_phase(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _need(play: _Play, done: Callable[[], bool], within_s: float, what: str, every_s: float = 0.02) -> None:
-    def done_or_over() -> bool:
-        return done() or play.start.poll() not in (None, 0)
+    reached = False  # it may have passed by the next look
 
-    if not wait_until(done_or_over, within_s, every_s):
+    def reached_or_over() -> bool:
+        nonlocal reached
+        reached = reached or done()
+        return reached or play.start.poll() not in (None, 0)
+
+    if not wait_until(reached_or_over, within_s, every_s):
         raise Missed(what)
-    if not done():
-        raise AssertionError(f"`start` ended before the phase: {play.stage.told(play.start)[-300:]}")
+    if not reached:
+        code, told = play.start.poll(), play.stage.told(play.start)[-300:]
+        raise AssertionError(f"`start` ended with {code} before the phase: {told}")
 
 
 def _reach_asked(play: _Play) -> None:

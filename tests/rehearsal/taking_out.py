@@ -157,6 +157,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
 )  # fmt: skip
 
+#: What `make test` plays. The rest, where several layers back each other up, is in `python tests/rehearsal/mutations.py`.
+QUICK = tuple(mutation for mutation in MUTATIONS if mutation.quick)
+
 
 def copy_without(folder: Path, edits: Iterable[Edit]) -> Path:
     """A folder with a copy of the package with the edits made. Raises AssertionError for a text that is not there."""

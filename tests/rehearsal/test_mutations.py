@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
-from taking_out import MUTATIONS, Mutation, Verdict, play_mutations, report
+from taking_out import QUICK, Mutation, Verdict, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-#: The rest, where several layers back each other up, is in `python tests/rehearsal/mutations.py`.
-QUICK = [mutation for mutation in MUTATIONS if mutation.quick]
-
 
 @pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
-    played = play_mutations(QUICK)
+def verdicts(request: pytest.FixtureRequest, mutations: Future[list[Verdict]]) -> list[Verdict]:
+    played = mutations.result()
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\n{report(played)}")
     return played

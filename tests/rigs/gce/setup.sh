@@ -7,7 +7,8 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 checkout=$(cd "$here/../../.." && pwd -P)
 "$here/../sky_venv.sh"
 image=$checkout/.cache/rigs/gce
-made_from=$(cat "$here"/world/image.sh "$here"/world/p*.sh "$here/world/certificates.sh" "$here"/world/standins/* "$here/../sky_venv.sh" | sha256sum)
+made_from=$(cat "$here"/world/image.sh "$here"/world/p*.sh "$here/world/certificates.sh" "$here"/world/standins/* "$here"/world/libcuda.c "$here"/world/stack/*.py "$here"/world/stack/*/*.py \
+    "$here"/world/stack/vllm/*/*/*.py "$here/../sky_venv.sh" | sha256sum)
 if [ "$(cat "$image/image.done" 2>/dev/null)" != "$made_from" ]; then
     rm -rf "$image"
     mkdir -p "$image"

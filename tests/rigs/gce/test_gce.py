@@ -1,6 +1,7 @@
 """`kimisession start --infra gcp` through real SkyPilot, on an emulated Google. In this order: the cases share one world, and
 sessions are launched at once because a launch takes most of a minute."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,11 +15,15 @@ from typing import Any
 
 import pytest
 
+from kimisession.cloud.permissions import USER
 from tests.rigs.gce.bounds import bound
-from tests.rigs.gce.world.rig import World, wait_for
+from tests.rigs.gce.world.rig import PROJECT, World, wait_for
 
 Measure = Callable[[str, float], None]
 REHEARSAL = "rehearsal"
+INT4 = "gs://weights/kimi-k2.5-int4"
+#: Of the two sessions that end by themselves. The second must not be over before all four are there.
+IDLE_S, UNTIMED_S = 90, 60
 GPUS = str(Path(__file__).with_name("rehearsal-gpus.toml"))
 everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-gce ALL=1")
 
@@ -34,13 +39,19 @@ class Session:
     def machine(self) -> str:
         return self.world.machine(self.id)
 
-    def journal(self, kind: str) -> dict[str, Any]:
-        """The first line of a kind on the machine; empty when there is none, or no machine."""
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """What its journal on the machine says of a kind; nothing when there is no machine."""
         if not self.machine:
-            return {}
+            return []
         file = f"/home/gcpuser/.kimisession/{self.id}/run/journal.jsonl"
-        lines = self.world.run("/run/bin/on", self.machine, "cat", file).stdout.splitlines()
-        return next((line for line in map(json.loads, lines) if line["kind"] == kind), {})
+        told = self.world.run("/run/bin/on", self.machine, "cat", file).stdout.splitlines()
+        return [line for line in map(json.loads, told) if line["kind"] == kind]
+
+    def place(self) -> tuple[str, str]:
+        """The zone of its machine, and the deadline in its label."""
+        instances = self.world.admin("/admin/state")["instances"].items()
+        key, machine = next((key, one) for key, one in instances if f"/{self.id}-" in key)
+        return key.partition("/")[0], machine["labels"]["kimisession-deadline"]
 
     def gone(self, case: str, began: float) -> float:
         """Wait until nothing of it is billed; the seconds since `began` (a time.time)."""
@@ -73,115 +84,161 @@ def session_of(world: World, name: str) -> Session:
     return found
 
 
-@dataclass(frozen=True)
-class Four:
-    """Two ready sessions; one whose set-up fails, still on its way; what SkyPilot told of a cluster of its own."""
+@dataclass
+class Played:
+    """Four ready sessions: one with a real profile's set-up on eight pretended GPUs, three of the rehearsal; and a fifth, whose
+    set-up fails, with its `start`, which goes on and says why in the end. `untimed_at`: the idle limit of the one that loses
+    its timer; `rebooted_at`: when another was rebooted."""
 
-    calm: Session
+    int4: Session
     orphan: Session
+    untimed: Session
+    rebooted: Session
     bad: Session
     bad_start: "subprocess.Popen[str]"
-    bad_began: float
-    sky: str
+    began_at: float
+    rebooted_at: float
+    untimed_at: float = 0.0
+    bad_told: str = ""
 
 
 @pytest.fixture(scope="module")
-def four(world: World, measure: Measure) -> Four:
-    """All at once."""
-    began = time.monotonic()
-    words = (
-        "launch",
-        "-y",
-        "-c",
-        "plain",
-        "--infra",
-        "gcp",
-        "--gpus",
-        "H100:8",
-        "--use-spot",
-        "nvidia-smi -L; hostname",
-    )
-    sky = world.begin(*words, program="sky")
-    bad, bad_began = begin(world, "bad", profile=GPUS), time.time()
-    starts = {name: begin(world, name, "--idle", "75s", "--duration", "10m") for name in ("calm", "orphan")}
-    for name, start in starts.items():
-        told = start.communicate(timeout=bound("start to ready").latest_s + 60)[0]
-        assert start.returncode == 0, told
-        assert f"{name} is ready" in told
-        if name == "calm":
+def played(world: World, measure: Measure) -> Played:
+    """All at once. The weights were seeded (conftest.py)."""
+    began, at = time.monotonic(), time.time()
+    words = ("start", "--int4", "--infra", "gcp", "--bucket", INT4, "-y", "--name", "int4")
+    starts = {
+        "int4": world.begin(*words, "--idle", f"{IDLE_S}s", "--duration", "15m"),
+        "bad": begin(world, "bad", profile=GPUS),
+        "orphan": begin(world, "orphan", "--idle", "4m"),
+        "untimed": begin(world, "untimed", "--idle", f"{UNTIMED_S}s", "--duration", "10m"),
+        "rebooted": begin(world, "rebooted", "--idle", "4m"),
+    }
+    rebooted_at = 0.0
+    for name in ("int4", "rebooted", "orphan", "untimed"):
+        told = starts[name].communicate(timeout=bound("start to ready").latest_s + 60)[0]
+        if name == "int4":
             print(told)
-    measure("start to ready", time.monotonic() - began)
-    calm, orphan, failing = (session_of(world, name) for name in (*starts, "bad"))
-    return Four(calm, orphan, failing, bad, bad_began, sky.communicate(timeout=200)[0])
+            measure("start to ready", time.monotonic() - began)
+        assert f"{name} is ready" in told, told
+        if name == "rebooted":
+            rebooted_at = time.time()
+            world.reboot(session_of(world, name).machine)
+    int4, orphan, untimed, rebooted, bad = (
+        session_of(world, name) for name in ("int4", "orphan", "untimed", "rebooted", "bad")
+    )
+    return Played(int4, orphan, untimed, rebooted, bad, starts["bad"], at, rebooted_at)
 
 
-def test_a_session_answers_through_its_tunnel_with_every_layer_armed(world: World, four: Four) -> None:
-    for name in ("calm", "orphan"):
+def test_a_session_answers_through_its_tunnel_with_every_layer_armed(world: World, played: Played) -> None:
+    for name in ("int4", "untimed"):
         done = world.kimisession("test", name, "--json")
         assert done.returncode == 0, done.stderr
 
     def armed() -> set[str]:
-        page = json.loads(world.kimisession("status", "calm", "--json").stdout)["data"][0]
+        page = json.loads(world.kimisession("status", "int4", "--json").stdout)["data"][0]
         return {layer["name"] for layer in page["layers"] if layer["armed"]}
 
     wanted = {"keeper", "SkyPilot autodown", "timer in the machine", "reaper"}
     wait_for("all layers", lambda: armed() >= wanted, 60, every_s=1)
-    assert world.out("ssh", "calm", "hostname").strip() == four.calm.machine
+    assert world.out("ssh", "int4", "hostname").strip() == played.int4.machine
 
 
-def test_no_credentials_of_the_user_and_no_key_are_where_they_do_not_belong(world: World, four: Four) -> None:
-    machine = four.calm.machine
+def test_the_real_hooks_set_its_machine_up(world: World, played: Played) -> None:
+    """Its image has driver 570 and GIB planted; the engine's stack is the locked one, from an index that is a stand-in."""
+    machine = played.int4.machine
+    assert world.on(machine, "cat", "/sys/module/nvidia/version").startswith("580.")
+    assert "/gib" not in world.on(machine, "ldconfig", "-p")
+    assert world.run("/run/bin/on", machine, "test", "-e", "/usr/local/gib").returncode == 1
+    done = {line["phase"] for line in played.int4.lines("phase") if line["state"] == "ended"}
+    assert done >= {"disk", "driver", "gib", "stack", "preflight", "weights"}, played.int4.lines("phase")
+
+
+def test_no_credentials_of_the_user_and_no_key_are_where_they_do_not_belong(world: World, played: Played) -> None:
+    machine = played.int4.machine
     account = json.loads((world.home / "account.json").read_text(encoding="utf-8"))
     piece = account["private_key"].splitlines()[3]
     found = world.run(
         "/run/bin/on", machine, "grep", "-rlsF", "-e", piece, "/home/gcpuser", "/root", "/etc", "/run", "/tmp"
     )
     assert found.stdout == "", "the service account's key was uploaded"
-    key = world.on(machine, "sh", "-c", f"cat /home/gcpuser/.kimisession/{four.calm.id}/api_key").strip()
+    key = world.on(machine, "sh", "-c", f"cat /home/gcpuser/.kimisession/{played.int4.id}/api_key").strip()
     assert len(key) > 20
     (world.home / "its-key").write_text(key, encoding="ascii")  # never in an argument: that is looked through as well
     places = "/root/.sky /root/sky_logs /root/.sky_clusters /root/.sky_provision /proc/[0-9]*/cmdline"
     assert world.run("sh", "-c", f"grep -rlFs -f /root/its-key {places}").stdout == ""
 
 
-def test_what_dies_ends_its_session_and_what_is_not_needed_does_not(world: World, four: Four, measure: Measure) -> None:
+def test_with_everything_of_the_user_dead_every_machine_ends_by_the_layer_that_is_left(
+    world: World, played: Played, measure: Measure, wire: Callable[[], object]
+) -> None:
+    # Nobody looks until all are gone: why each ended has to be found out afterwards.
+    for name in ("untimed", "int4"):
+        assert world.kimisession("test", name, "--json").returncode == 0
+        if name == "untimed":
+            played.untimed_at = time.time() + UNTIMED_S
+            take_the_timer(world, played.untimed)
+    since = time.time() + IDLE_S
+    world.step_clock(played.int4.machine, 100)  # which disarms SkyPilot's autodown
+    world.fill_disk(played.orphan.machine)
+    world.kill_on(played.orphan.machine, "kimisession.node.keeper")
     killed = time.time()
-    world.kill_on(four.orphan.machine, "kimisession.node.keeper")
-    assert world.kimisession("test", "calm", "--json").returncode == 0
-    last = time.time()
     world.kill_the_server()
-    # Somebody looks: what a machine says of its end goes with its disk, and a command that comes later finds it gone.
-    for session, reason in ((four.orphan, "keeper-died"), (four.calm, "idle")):
-        wait_for(f"the end of {session.id}", lambda session=session: seen_ending(session), 150, every_s=1)  # type: ignore[misc]
-        assert session.receipt()["reason"] == reason
-    wait_for("the end of the failed set-up", lambda: four.bad_start.poll() is not None, 300, every_s=1)
-    for session, case, since in (
-        (four.orphan, "kill -9 of the keeper", killed),
-        (four.calm, "idle, and no API server", last),
-        (four.bad, "a step of the set-up fails", four.bad_began),
-    ):
-        measure(case, session.gone(case, since))
+    world.signal("kimisession (start|status|test) .*(int4|orphan|untimed)", signal.SIGKILL)
+    wire()
+    case = "kill -9 of the keeper, disk full"
+    measure(case, played.orphan.gone(case, killed))
+    assert world.deleted_by(played.orphan.id) == "timer"
+    # The one command that is left ends, and starts SkyPilot's server once more to have its record removed.
+    played.bad_told = played.bad_start.communicate(timeout=300)[0]
+    case = "a step of the set-up fails"
+    measure(case, played.bad.gone(case, played.began_at))
+    with contextlib.suppress(AssertionError):
+        world.kill_the_server()
+    case = "idle to gone, no API server"
+    measure(case, played.int4.gone(case, since))
+    assert world.deleted_by(played.int4.id) == "timer"
 
 
-def test_skypilot_alone_launched_and_takes_down_eight_pretended_gpus(world: World, four: Four) -> None:
-    assert "Job finished (status: SUCCEEDED)" in four.sky, four.sky
-    assert four.sky.count("NVIDIA H100 80GB") == 8, four.sky
-    assert world.exists("plain")
-    world.out("sky", "down", "-y", "plain", within_s=240)
-    assert not world.exists("plain")
-
-
-def test_a_failed_set_up_is_told_with_its_reason(world: World, four: Four) -> None:
-    told = four.bad_start.communicate(timeout=60)[0]
-    assert four.bad_start.returncode not in (0, 7), told
+def test_a_failed_set_up_is_told_with_its_reason(world: World, played: Played) -> None:
+    told = played.bad_told
+    assert played.bad_start.returncode not in (0, 7), told
     assert "preflight" in told.splitlines()[-2], told
     # On its way there the hooks did their work on the machine: the driver was swapped, GIB taken out of the linker's way.
     assert " driver " in told, told
     assert "gib " in told, told
 
 
-def test_the_receipts_say_what_google_bills_and_nothing_is_left(world: World, four: Four) -> None:
-    for session, reason in ((four.calm, "idle"), (four.orphan, "keeper-died"), (four.bad, "setup-failed")):
+def test_ctrl_c_during_the_launch_leaves_nothing(world: World, measure: Measure) -> None:
+    command, session = _launching(world, "broken")
+    began = time.time()
+    world.signal("kimisession start .* broken", signal.SIGINT)
+    told = command.communicate(timeout=300)[0]
+    assert command.returncode == 130, told
+    assert not world.exists(session.id), told
+    measure("Ctrl-C during the launch", time.time() - began)
+
+
+def test_without_its_timer_skypilots_autodown_ends_a_machine(world: World, played: Played, measure: Measure) -> None:
+    case = "idle, its timer taken away"
+    measure(case, played.untimed.gone(case, played.untimed_at))
+    assert world.deleted_by(played.untimed.id) == "autodown"
+
+
+def test_a_machine_that_reboots_ends_by_its_own_timer(world: World, played: Played, measure: Measure) -> None:
+    case = "reboot of the machine"
+    measure(case, played.rebooted.gone(case, played.rebooted_at))
+    assert world.deleted_by(played.rebooted.id) == "timer"
+
+
+def test_the_receipts_say_why_it_ended_and_what_google_bills_and_nothing_is_left(world: World, played: Played) -> None:
+    reasons = (
+        (played.int4, "idle"),
+        (played.orphan, "keeper-died"),
+        (played.untimed, "self-deleted"),  # autodown does not say why
+        (played.bad, "setup-failed"),
+    )
+    for session, reason in reasons:
         wait_for(
             f"the proof of {session.id}",
             lambda session=session: (
@@ -197,16 +254,27 @@ def test_the_receipts_say_what_google_bills_and_nothing_is_left(world: World, fo
         (billed,) = [line for line in world.billed(session.id) if line["kind"] == "instance"]
         for ours, theirs in ((machine["began"], billed["start"]), (machine["ended"], billed["end"])):
             assert abs((datetime.fromisoformat(ours) - datetime.fromisoformat(theirs)).total_seconds()) < 1.5
-    print(world.kimisession("cost", four.calm.id).stdout)
+    print(world.kimisession("cost", played.int4.id).stdout)
     left = [line["resource"] for line in world.admin("/admin/bill")["lines"] if line["end"] is None]
     assert {one.rpartition("/")[2] for one in left} == {"kimisession-reaper"}
     assert world.admin("/admin/violations") == []
 
 
-def seen_ending(session: Session) -> bool:
-    """Whether a command of the user has met its end."""
-    session.world.kimisession("status", session.id, "--json")
-    return session.receipt()["reason"] is not None
+def take_the_timer(world: World, session: Session) -> None:
+    """The machine's own timer is disarmed, and cannot be armed again."""
+    arm = f"/home/gcpuser/.kimisession/{session.id}/scripts/deadline/arm.sh"
+    world.on(session.machine, "sh", "-c", f"{arm} off && rm {arm}")
+
+
+@everything
+def test_skypilot_alone_launched_and_takes_down_eight_pretended_gpus(world: World) -> None:
+    place = ("--infra", "gcp", "--gpus", "H100:8", "--use-spot")
+    told = world.out("sky", "launch", "-y", "-c", "plain", *place, "nvidia-smi -L; hostname", within_s=300)
+    assert "Job finished (status: SUCCEEDED)" in told
+    assert told.count("NVIDIA H100 80GB") == 8, told
+    assert world.exists("plain")
+    world.out("sky", "down", "-y", "plain", within_s=240)
+    assert not world.exists("plain")
 
 
 def _launching(world: World, name: str, *more: str) -> "tuple[subprocess.Popen[str], Session]":
@@ -217,43 +285,61 @@ def _launching(world: World, name: str, *more: str) -> "tuple[subprocess.Popen[s
     return command, session
 
 
-def test_ctrl_c_during_the_launch_leaves_nothing(world: World, measure: Measure) -> None:
-    command, session = _launching(world, "broken")
-    began = time.time()
-    world.signal("kimisession start .* broken", signal.SIGINT)
-    told = command.communicate(timeout=300)[0]
-    assert command.returncode == 130, told
-    assert not world.exists(session.id), told
-    measure("Ctrl-C during the launch", time.time() - began)
-
-
-@everything
-def test_a_preempted_session_says_so(world: World, measure: Measure) -> None:
-    command = begin(world, "taken", "--idle", "4m")
-    assert command.wait(timeout=300) == 0
-    session = session_of(world, "taken")
-    began = time.time()
-    world.admin("/admin/preempt", {"name": session.machine})
-    measure("preempted", session.gone("preempted", began))
-    wait_for("the proof", lambda: "gone" in world.kimisession("status", "taken").stdout, 120, every_s=2)
-    assert session.receipt()["reason"] == "preempted"
-
-
 @everything
 @pytest.mark.timeout(900)
-def test_a_machine_that_reboots_or_is_held_by_another_job_ends_by_its_own_timer(world: World, measure: Measure) -> None:
-    starts = {name: begin(world, name, "--idle", "20s" if name == "held" else "4m") for name in ("booted", "held")}
-    for name, start in starts.items():
-        assert start.wait(timeout=300) == 0, name
-    booted, held = (session_of(world, name) for name in starts)
-    done = world.run("sky", "exec", "-d", held.id, "--cpus", "1", "sleep inf")
-    assert done.returncode == 0, done.stderr
-    world.reboot(booted.machine)
-    at_boot = time.time()
-    wait_for("the keeper's end", lambda: held.journal("ended"), 90, every_s=1)
-    at_end = time.time()
-    measure("reboot of the machine", booted.gone("reboot of the machine", at_boot))
-    measure("another job on the machine", held.gone("another job on the machine", at_end))
+def test_a_preempted_session_goes_on_in_the_next_zone_under_the_same_caps(world: World, measure: Measure) -> None:
+    words = ("start", "--int4", "--infra", "gcp", "--bucket", INT4, "-y", "--name", "taken")
+    done = world.kimisession(*words, "--idle", "4m", "--duration", "40m")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = session_of(world, "taken")
+    zone, label = first.place()
+    began = time.time()
+    world.admin("/admin/preempt", {"name": first.machine})
+    measure("preempted", first.gone("preempted", began))
+    # No waiting for the proof: the command does that.
+    began = time.time()
+    again = world.kimisession(*words, "--recover")
+    assert again.returncode == 0, again.stdout + again.stderr
+    measure("recovered in the next zone", time.time() - began)
+    second = session_of(world, "taken")
+    next_zone, same_label = second.place()
+    assert first.id != second.id
+    assert next_zone != zone
+    assert same_label == label, "the hard cap moved"
+    assert first.receipt()["reason"] == "preempted"
+    assert world.kimisession("test", "taken", "--json").returncode == 0
+    assert world.kimisession("stop", "taken").returncode == 0
+    told = world.kimisession("cost", "taken").stdout
+    assert "per useful hour" in told, told
+    print(told)
+
+
+@everything
+def test_a_session_needs_exactly_the_documented_permissions_and_names_one_that_is_missing(world: World) -> None:
+    member, role = (
+        f"serviceAccount:laptop@{PROJECT}.iam.gserviceaccount.com",
+        f"projects/{PROJECT}/roles/kimisession_user",
+    )
+    world.admin("/admin/role", {"role": role, "permissions": list(USER)})
+    world.admin("/admin/bind", {"member": member, "role": role})
+    world.admin("/admin/unbind", {"member": member, "role": "roles/owner"})
+    try:
+        start = begin(world, "narrow", "--idle", "4m")
+        told = start.communicate(timeout=300)[0]
+        assert start.returncode == 0, told
+        assert world.kimisession("test", "narrow", "--json").returncode == 0
+        done = world.kimisession("stop", "narrow")
+        assert done.returncode == 0, done.stderr
+        without = {"member": member, "permission": "compute.instances.setMetadata"}
+        world.admin("/admin/deny", without)
+        start = begin(world, "narrower")
+        told = start.communicate(timeout=300)[0]
+        world.admin("/admin/allow", without)
+        assert start.returncode != 0, told
+        assert "compute.instances.setMetadata" in told, told
+        assert not world.billed("narrower")
+    finally:
+        world.admin("/admin/bind", {"member": member, "role": "roles/owner"})
 
 
 @everything
@@ -266,4 +352,4 @@ def test_what_nobody_guards_is_ended_by_the_reaper(world: World, measure: Measur
     command.wait(timeout=10)
     case = "kill -9 of command and API server before anything ran"
     measure(case, session.gone(case, deadline))
-    assert not session.journal("started")
+    assert not session.lines("started")

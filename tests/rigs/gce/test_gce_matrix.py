@@ -2,28 +2,22 @@
 this rig's other cases do not play."""
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
 from tests.rigs.gce.matrix.cells import CELLS, FULL, WIRE, Cell
-from tests.rigs.gce.matrix.wire import Outcome, play
+from tests.rigs.gce.matrix.wire import Outcome
 
+Outcomes = dict[str, "Future[Outcome]"]
 everything = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-gce ALL=1")
-
-
-@pytest.fixture(scope="module")
-def outcomes() -> Iterator[dict[str, "Future[Outcome]"]]:
-    """Two at a time: they mostly wait for the emulator's threads."""
-    with ThreadPoolExecutor(2) as crew:
-        yield {cell.key: crew.submit(play, cell) for cell in WIRE}
 
 
 @pytest.mark.parametrize("cell", WIRE, ids=lambda cell: cell.key)
 @pytest.mark.timeout(300)
-def test_what_goes_wrong_is_ended_by_its_own_layer_in_time(cell: Cell, outcomes: dict[str, "Future[Outcome]"]) -> None:
-    outcome = outcomes[cell.key].result()
+def test_what_goes_wrong_is_ended_by_its_own_layer_in_time(cell: Cell, wire: Callable[[], Outcomes]) -> None:
+    outcome = wire()[cell.key].result()
     assert outcome.problems == (), outcome
 
 

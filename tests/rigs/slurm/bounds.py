@@ -1,10 +1,13 @@
-"""What must end each session of the rig, and the latest second of it, written down before anything is measured.
+"""What must end each session of the rig, and the latest second of it, written down before anything is measured. What each is the
+sum of stands over it.
 
 The profile is `rehearsal` with the limits of the case. Seconds are for two busy cores; `from_` says what they count from.
 """
 
 import os
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 #: For a machine that others work on at the same time; printed with the figures.
 PATIENCE = float(os.environ.get("KIMISESSION_RIG_PATIENCE", "1"))
@@ -20,44 +23,78 @@ class Bound:
     latest_s: float
 
 
-#: SkyPilot's server, its set-up of the node, files, job: 32 to 50 s alone, seen; here up to five at once.
-READY = Bound("start to ready", "-", "the command", 180)
+def _setting(name: str, default_s: int) -> int:
+    """Seconds of a setting of the rig's Slurm; `default_s` is what slurm.conf(5) says where the rig leaves it alone."""
+    found = re.search(
+        rf"^{name}=(\d+)$", (Path(__file__).parent / "slurm.conf").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return int(found.group(1)) if found else default_s
 
-#: From the keeper's last word to the end of the job: run script, and SkyPilot's batch script cleans up.
-CLEAN_UP = Bound("clean-up", "-", "the keeper's last word", 30)
+
+#: Between TERM and KILL, when Slurm itself ends a job.
+KILL_WAIT_S = _setting("KillWait", 30)
+
+#: So long slurmctld lets a node be silent.
+SLURMD_TIMEOUT_S = _setting("SlurmdTimeout", 300)
+
+#: For so long slurmctld does not miss a job whose node does not name it.
+STARTING_S = _setting("BatchStartTimeout", 10) + _setting("MessageTimeout", 10)
+
+#: One launch: SkyPilot's server, its set-up of the node, files, job. 32 to 50 s alone, seen; five of 50 s at once are 125 s on
+#: two cores; 55 for what others do there.
+READY = Bound("start to ready", "-", "the command", 5 * 50 / 2 + 55)
+
+#: From the keeper's last word to the end of the job: run script, KillWait for steps that do not heed TERM, and SkyPilot's batch
+#: script, whose two job steps of cleaning up wait for a node that is busy.
+CLEAN_UP = Bound("clean-up", "-", "the keeper's last word", 25 + KILL_WAIT_S)
+
+#: Engine's grace of 3 s, scrape 0.5 s, tick 0.2 s.
+ENGINE_ENDS_S = 4
 
 BOUNDS = (
-    # idle 45 s, and then: scrape 0.5, tick 0.2, engine ends in 3, clean-up
-    Bound("idle, with `sky exec sleep inf` on it", "keeper: idle", "the last request", 45 + 4 + 30),
+    # idle 45 s, the engine ends, clean-up
+    Bound("idle, with `sky exec sleep inf` on it", "keeper: idle", "the last request", 45 + ENGINE_ENDS_S + 30),
     # the wrapper reads the end of the lifeline at once; clean-up
-    Bound("kill -9 of the keeper", "wrapper: keeper-died", "the kill", 30),
-    # nothing on the machine needs the server
-    Bound("kill -9 of SkyPilot's API server", "keeper: idle", "the last request", 45 + 4 + 30),
-    # the launch goes on without it: set-up, cold start of 10 s, then unused for 12 s
+    Bound("kill -9 of the keeper", "wrapper: keeper-died", "the kill", 0 + 30),
+    # nothing on the machine needs the server: as idle
+    Bound("kill -9 of SkyPilot's API server", "keeper: idle", "the last request", 45 + ENGINE_ENDS_S + 30),
+    # the launch goes on without it: set-up, cold start of 10 s, then unused for 12 s; clean-up
     Bound("kill -9 of the command during the launch", "keeper: never-used", "the kill", 180 + 10 + 12 + 30),
-    # cancel the request, end the job, look twice
-    Bound("Ctrl-C during the launch", "command", "the Ctrl-C", 90),
-    # the command loses its stream, starts the server again, cancels, ends the job, looks twice
-    Bound("kill -9 of the API server during the launch", "command", "the kill", 150),
-    # nothing of ours ever ran on the node: only Slurm knows. 1 minute + 2 of grace, in whole minutes, looked at every 60 s
-    Bound("kill -9 of command and API server before the keeper ran", "Slurm: time limit", "the job's start", 300),
-    # Slurm sends TERM to what is left of the job, and kills it 5 s later (KillWait)
-    Bound("kill -9 of the job's batch script", "Slurm", "the kill", 60),
-    # the same, with the keeper told first
-    Bound("scancel by somebody else", "Slurm", "the scancel", 60),
-    # nothing that ends a session writes to the disk first
-    Bound("idle, with a full disk under the machine's folder", "keeper: idle", "the last request", 45 + 4 + 30),
-    # 120 s of asking, then exit code 7; the second `stop` tells the keeper: its tick, the engine's end, clean-up, two looks
+    # cancel the request (30, SkyPilot's own limit of a worker), end the job (clean-up), look twice (5 apart, each up to 12)
+    Bound("Ctrl-C during the launch", "command", "the Ctrl-C", 30 + 30 + 30),
+    # the command loses its stream, starts the server again (60 under load), and then as after a Ctrl-C
+    Bound("kill -9 of the API server during the launch", "command", "the kill", 60 + 90),
+    # nothing of ours ever ran on the node: only Slurm knows. 1 minute and 2 of grace, rounded up to whole minutes (60), and
+    # slurmctld looks at limits every 60 s
+    Bound(
+        "kill -9 of command and API server before the keeper ran", "Slurm: time limit", "the job's start", 180 + 60 + 60
+    ),
+    # Slurm sends TERM to what is left of the job, and KILL after KillWait; 55 for slurmd and slurmctld to tell each other,
+    # with up to five tries of 10 s (MessageTimeout)
+    Bound("kill -9 of the job's batch script", "Slurm", "the kill", KILL_WAIT_S + 55),
+    # the same
+    Bound("scancel by somebody else", "Slurm", "the scancel", KILL_WAIT_S + 55),
+    # nothing that ends a session writes to the disk first: as idle
+    Bound(
+        "idle, with a full disk under the machine's folder", "keeper: idle", "the last request", 45 + ENGINE_ENDS_S + 30
+    ),
+    # 120 s of asking, then exit code 7; the last question may take its own 30
     Bound("stop, with the login node away", "command", "the command", 120 + 30),
-    Bound("stop, once the login node is back", "keeper: user", "the command", 60),
-    # slurmctld finds out by itself, within its SlurmdTimeout of 300 s. 90 was written here first, for slurmd's registration
-    # was thought to be enough: 238 s were seen.
-    Bound("reboot of the node", "Slurm", "the reboot", 300 + 20),
-    # imports and warm-up of real vLLM on two cores: 70 s alone, seen
-    Bound("real vLLM: start to ready", "-", "the command", 180 + 180),
-    # idle 8 s, engine ends in 10
+    # the keeper reads the request at its tick and ends the engine, clean-up, two looks of a few seconds
+    Bound("stop, once the login node is back", "keeper: user", "the command", ENGINE_ENDS_S + 30 + 26),
+    # nothing of ours is left to say anything: SkyPilot's driver sees its step die (10), its autodown's one minute of idling,
+    # skylet looks every minute, clean-up
+    Bound("kill -9 of all that is ours on the node", "SkyPilot: autodown", "the kill", 10 + 60 + 60 + 30),
+    # A node that comes up registers at once, and slurmctld ends the batch job that it then misses, unless it heard of that job
+    # less than BatchStartTimeout and MessageTimeout ago, as here, where slurmd was restarted just before. Then it is ended at
+    # the node's next registration, for which slurmctld asks within SlurmdTimeout. (90 stood here until a run took 238.)
+    Bound("reboot of the node", "Slurm", "the reboot", SLURMD_TIMEOUT_S + STARTING_S),
+    # as any start, and imports and warm-up of real vLLM: 70 s alone on two cores, seen; two at once, 40 for others
+    Bound("real vLLM: start to ready", "-", "the command", 180 + 2 * 70 + 40),
+    # idle 8 s, the engine's grace of 10 and a tick, clean-up
     Bound("real vLLM: idle", "keeper: idle", "the last request", 8 + 11 + 30),
-    Bound("real vLLM: kill -9 of the keeper", "wrapper: keeper-died", "the kill", 30),
+    # as without vLLM
+    Bound("real vLLM: kill -9 of the keeper", "wrapper: keeper-died", "the kill", 0 + 30),
 )
 
 

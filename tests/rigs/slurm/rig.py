@@ -237,3 +237,27 @@ def launching(world: World, name: str) -> Session:
     wait_for("a job", lambda: session.queued, 120, every_s=0.1)
     assert not session.journal("started")
     return session
+
+
+def dead(world: World, pid: int) -> bool:
+    """Whether a process of the world is gone; a zombie is."""
+    told = world.run("ps", "-o", "stat=", "-p", str(pid)).stdout.strip()
+    return not told or told.startswith("Z")
+
+
+def all_dead(world: World, session: Session) -> None:
+    """Wait until none of its three processes is there."""
+    for role in ("keeper", "wrapper", "engine"):
+        pid = session.pid(role)
+        wait_for(f"the {role} to be gone", lambda pid=pid: dead(world, pid), 20)  # type: ignore[misc]
+
+
+def nothing_left(world: World, session: Session) -> None:
+    """No secret of it, and nothing of SkyPilot's, in the user's home: whoever met its end has tidied up."""
+    machine = session.run.parent
+
+    def sky() -> list[Path]:
+        return list((world.home / ".sky_clusters").glob(f"{session.id}-*"))
+
+    assert not [name for name in ("api_key", "webhook", "hf_token") if (machine / name).exists()]
+    wait_for(f"the folders of {session.id} to go", lambda: not (machine / "disk").exists() and not sky(), 30)

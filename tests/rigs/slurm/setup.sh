@@ -9,10 +9,10 @@ rigs=$checkout/.cache/rigs
 "$here/../sky_venv.sh"
 made_from=$(cat "$here/bake.sh" "$here"/node/* | sha256sum)
 if [ "$(cat "$rigs/slurm/image.done" 2>/dev/null)" != "$made_from" ]; then
-    rm -rf "$rigs/slurm/make"
+    rm -rf "$rigs/slurm/make" "$rigs/slurm/image"  # what is made new lies over nothing old
     mkdir -p "$rigs/slurm/make"
     "$here/world.sh" --online "$rigs/slurm/make" "$here/bake.sh" "$checkout"
-    rm -rf "$rigs/slurm/image"
+    rm -rf "$rigs/slurm/image"  # its empty folders
     mv "$rigs/slurm/make/upper" "$rigs/slurm/image"
     rm -rf "$rigs/slurm/make"
     echo "$made_from" > "$rigs/slurm/image.done"

@@ -7,10 +7,23 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from bounds import CLEAN_UP, READY, bound
-from rig import CHECKOUT, HOME, PYTHON, START, Session, World, everything, launching, wait_for
+from rig import (
+    CHECKOUT,
+    HOME,
+    PYTHON,
+    START,
+    Session,
+    World,
+    all_dead,
+    everything,
+    launching,
+    nothing_left,
+    wait_for,
+)
 
 Measure = Callable[[str, float], None]
 Command = subprocess.Popen[str]
@@ -107,14 +120,33 @@ def test_a_session_answers_through_its_tunnel_and_is_a_host_that_ssh_knows(
     assert world.out("ssh", "gpus", "hostname").strip() == "rig"
 
 
-def test_the_key_is_in_no_argument_no_log_and_no_file_of_skypilots(world: World, three: dict[str, Session]) -> None:
-    own = " ".join(f"{HOME}/{name}" for name in (".sky", "sky_logs", ".sky_clusters", ".sky_provision"))
-    key = f"{HOME}/.kimisession/{three['gpus'].id}/api_key"
-    assert world.run("grep", "-lF", "-f", key, key).returncode == 0
-    places = f"{own} /var/log/slurm /var/spool /proc/[0-9]*/cmdline"
-    found = world.run("sh", "-c", f"grep -rlFs -f {key} {places}", root=True)
-    assert found.stdout == ""
-    assert (three["gpus"].run.parent / "api_key").stat().st_mode & 0o777 == 0o600
+def test_the_key_is_in_two_files_of_its_user_and_in_the_engines_environment_and_nowhere_else(
+    world: World, three: dict[str, Session]
+) -> None:
+    session = three["gpus"]
+    files = {f"{HOME}/.kimisession/{session.id}/api_key", f"{HOME}/.local/state/kimisession/keys/{session.id}"}
+    key = min(files)
+    everywhere = f"{HOME} /tmp /run /var/log /var/spool /var/tmp /dev/shm /proc/[0-9]*/cmdline"
+    found = world.run("sh", "-c", f"grep -rlFs -D skip -f {key} {everywhere}", root=True)
+    assert set(found.stdout.split()) == files
+    assert {(world.home / Path(name).relative_to(HOME)).stat().st_mode & 0o777 for name in files} == {0o600}
+    knowing = world.run("sh", "-c", f"grep -lFs -f {key} /proc/[0-9]*/environ | cut -d/ -f3", root=True).stdout.split()
+    assert [int(pid) for pid in knowing] == [session.pid("engine")]
+    # What anybody on the cluster may see of a job, and what its user may of its script.
+    secret = (session.run.parent / "api_key").read_text(encoding="ascii").strip()
+    for words in (("show", "job", "-dd", session.slurm_job()), ("write", "batch_script", session.slurm_job(), "-")):
+        told = world.out("scontrol", *words)
+        assert session.id in told
+        assert secret not in told
+
+
+def test_a_session_whose_comment_was_written_anew_is_still_seen(world: World, three: dict[str, Session]) -> None:
+    # Some sites' job_submit plugins do that, and any user may.
+    job = three["gpus"].slurm_job()
+    labels = world.out("squeue", "-h", "-j", job, "-o", "%k").strip()
+    world.out("scontrol", "update", f"JobId={job}", "Comment=project x | y")
+    assert world.status("gpus")["state"] == "ready"
+    world.out("scontrol", "update", f"JobId={job}", f"Comment={labels}")
 
 
 def test_the_tunnel_comes_back_after_its_ssh_was_killed(world: World, three: dict[str, Session]) -> None:
@@ -255,3 +287,24 @@ def test_what_nobody_guards_is_ended_by_slurm_itself(world: World, measure: Meas
     case = "kill -9 of command and API server before the keeper ran"
     measure(case, world.left_queue(session, bound(case).latest_s) - began)
     assert not session.journal("started")
+
+
+@everything
+@pytest.mark.timeout(500)
+def test_when_all_of_ours_on_the_node_is_killed_at_once_skypilots_autodown_ends_it(
+    world: World, measure: Measure
+) -> None:
+    case = "kill -9 of all that is ours on the node"
+    done = world.kimisession(*START, "--name", "bare", "--idle", "8m", within_s=bound(READY.case).latest_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    session = world.session("bare")
+    assert session
+    wait_for("skylet", lambda: world.status("bare")["layers"].get("SkyPilot autodown"), 60, every_s=2)
+    rows = [line.split() for line in world.out("scontrol", "listpids", session.slurm_job()).splitlines()]
+    (step,) = {row[2] for row in rows if row[0] == str(session.pid("keeper"))}
+    began = time.time()
+    world.run("kill", "-9", *(row[0] for row in rows if row[2] == step), root=True)
+    measure(case, world.left_queue(session, bound(case).latest_s) - began)
+    all_dead(world, session)
+    assert world.status("bare")["state"] == "gone"
+    nothing_left(world, session)

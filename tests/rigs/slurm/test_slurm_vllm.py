@@ -23,6 +23,10 @@ def test_real_vllm_on_a_slurm_job_is_asked_left_alone_and_gone(world: World, mea
     measure("real vLLM: start to ready", time.monotonic() - began)
     mini = world.session("mini")
     assert mini
+    key = (mini.run.parent / "api_key").read_text(encoding="ascii").strip()
+    told = (mini.run / "engine.log").read_text(encoding="utf-8", errors="replace")
+    assert "non-default args" in told, "vLLM does say how it was started"
+    assert key not in told
     answers = world.kimisession("test", "mini", "--max-tokens", "64")
     asked = time.time()
     assert answers.returncode == 0, answers.stderr

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from bounds import READY, bound
-from rig import HOME, START, Session, World, everything, wait_for
+from rig import HOME, START, Session, World, all_dead, everything, nothing_left, wait_for
 
 Measure = Callable[[str, float], None]
 pytestmark = everything
@@ -32,18 +32,6 @@ def sessions(world: World) -> dict[str, Session]:
     return found
 
 
-def dead(world: World, pid: int) -> bool:
-    """Whether a process of the world is gone; a zombie is."""
-    told = world.run("ps", "-o", "stat=", "-p", str(pid)).stdout.strip()
-    return not told or told.startswith("Z")
-
-
-def all_dead(world: World, session: Session) -> None:
-    for role in ("keeper", "wrapper", "engine"):
-        pid = session.pid(role)
-        wait_for(f"the {role} to be gone", lambda pid=pid: dead(world, pid), 20)  # type: ignore[misc]
-
-
 def test_a_full_disk_does_not_keep_the_machine(world: World, sessions: dict[str, Session], measure: Measure) -> None:
     case = "idle, with a full disk under the machine's folder"
     world.run("dd", "if=/dev/zero", f"of={FOLDERS}/filler", "bs=1M")
@@ -62,6 +50,7 @@ def test_the_batch_script_may_die_alone(world: World, sessions: dict[str, Sessio
     measure(case, world.left_queue(session, bound(case).latest_s) - began)
     all_dead(world, session)
     assert world.status("script")["state"] == "gone"
+    nothing_left(world, session)
 
 
 def test_a_scancel_from_elsewhere_ends_all_of_it(world: World, sessions: dict[str, Session], measure: Measure) -> None:
@@ -73,6 +62,7 @@ def test_a_scancel_from_elsewhere_ends_all_of_it(world: World, sessions: dict[st
     told = world.status("cancelled")
     print(told["state"], told["reason"], session.journal("ended"))
     assert told["state"] == "gone"
+    nothing_left(world, session)
 
 
 def test_a_dead_tunnel_process_is_replaced_by_the_next_command(world: World, sessions: dict[str, Session]) -> None:
@@ -120,3 +110,4 @@ def test_a_reboot_of_the_node_ends_the_job_and_nothing_comes_back(
     told = world.status("rebooted")
     assert told["state"] == "gone"
     assert told["reason"], "the receipt names one"
+    nothing_left(world, session)

@@ -1,10 +1,11 @@
 """What Google would bill, by the emulator's own clock: the truth that our receipts are compared with.
 
-The rule. Documented by Google (instances.stop, pages on Spot VMs and prices): a stopped instance is not billed, its disks
-and reserved addresses are until they are deleted; an instance is billed by the second, for a minute at least; one that
-is preempted in its first minute costs nothing. Chosen here, as the dearer reading, and not checked against a real bill:
-an instance costs from RUNNING, which PROVISIONING and STAGING are not, until it is TERMINATED or gone, so all of STOPPING
-too; an ephemeral external address costs as long as its instance does. Seconds are exact here, not rounded up.
+The rule, of which nothing was compared with a real bill. Read in Google's documents (instances.stop; the pages on Spot VMs
+and on prices): a stopped instance is not billed, its disks and reserved addresses are until they are deleted; an instance is
+billed by the second, for a minute at least; one that is preempted in its first minute costs nothing. Assumed, as the dearer
+reading: an instance costs from RUNNING, which PROVISIONING and STAGING are not, until it is TERMINATED or gone, so all of
+STOPPING and of the half minute after a preemption's notice too; an ephemeral external address costs as long as its instance
+does; a disk costs from the insert to its end, also where its instance never ran. Seconds are exact here, not rounded up.
 """
 
 from decimal import Decimal

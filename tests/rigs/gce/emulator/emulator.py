@@ -139,6 +139,7 @@ class Emulator:
             result = copy.deepcopy(function(call))
             if request:
                 data["requests"][request] = result["name"]
+                data["operations"][result["name"]]["wire"]["clientOperationId"] = result["clientOperationId"] = request
             return result
 
 

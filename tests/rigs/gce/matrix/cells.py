@@ -7,8 +7,9 @@ shorter than that layer needs: nothing here is saved by the hard cap.
 
 What the figures are made of: the reaper's grace 420 s (core/audit.py GRACE) and 300 s for what is stopped (FRESH), its pause
 180 s (core/guard.py EVERY_S); two empty lists 60 s apart, for the proof only; a deletion asked for again after 60 s
-(engines/gcp.py AGAIN_S); SkyPilot's autodown 60 s and two ticks of 60 s; the timer in the machine every 60 s, 240 s after
-the keeper's end (engines/task.py AFTER_S); 30 s for the deletion and for a busy host.
+(engines/gcp.py AGAIN_S); SkyPilot's autodown 180 s and a tick of 60 s; the timer in the machine 30 s after the keeper's end and
+at the latest with its next look, 60 s after it (engines/task.py AFTER_S), or 240 s after it last saw one
+(scripts/deadline/arm.sh); 30 s for the deletion and for a busy host.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 SLACK = 30
 REAPER = 420 + 180 + SLACK
 STOPPED = 300 + 180 + SLACK
-AUTODOWN = 60 + 60 + 60 + SLACK
-TIMER = 240 + 60 + SLACK
+AUTODOWN = 3 * 60 + 60 + SLACK
+TIMER = 60 + SLACK
+ALONE = 240 + 60 + SLACK
 AGAIN = 60
 
 #: How often somebody looks at a session that could not be confirmed. Of a machine whose deletions all said DONE before it went,
@@ -303,6 +305,26 @@ WIRE = (
         SLACK,
         "the deadline",
     ),
+    Cell(
+        "ended-unseen",
+        "the session ends by itself (exit code 10), and nobody looks until it is gone",
+        "ready",
+        (),
+        "timer",
+        "idle",
+        SLACK,
+        "the keeper's end",
+    ),
+    Cell(
+        "ended-untold",
+        "autodown deletes it, without a word, and nobody looks until it is gone",
+        "ready",
+        (),
+        "autodown",
+        "self-deleted",
+        SLACK,
+        "the deletion",
+    ),
     Cell("timer-clock", "the machine's clock is two hours slow", "ready", (6,), "timer", "-", SLACK, "the uptime"),
     Cell(
         "timer-5xx",
@@ -368,7 +390,7 @@ FULL = (
         (3,),
         "wrapper",
         "keeper-died",
-        5 + AUTODOWN,
+        5 + TIMER,
         "the kill",
         "full",
     ),
@@ -377,9 +399,9 @@ FULL = (
         "kill -9 of wrapper and keeper at once",
         "ready",
         (3,),
-        "autodown",
-        "-",
-        5 + AUTODOWN,
+        "timer",
+        "wrapper-died",
+        5 + TIMER,
         "the kill",
         "full",
     ),
@@ -405,7 +427,18 @@ FULL = (
         "the last request",
         "full",
     ),
-    Cell("full-reboot", "it reboots", "ready", (6,), "timer", "-", TIMER, "the boot", "full"),
+    Cell(
+        "full-disk-stays",
+        "what its end frees is filled at once: its timer cannot be armed anew",
+        "ready",
+        (5,),
+        "timer",
+        "unguarded",
+        75 + 10 + ALONE,
+        "the last request",
+        "full",
+    ),
+    Cell("full-reboot", "it reboots", "ready", (6,), "timer", "unguarded", ALONE, "the boot", "full"),
     Cell(
         "full-clock",
         "btime moves by 100 s: autodown is disarmed",
@@ -424,7 +457,7 @@ FULL = (
         (8,),
         "keeper",
         "unknown-too-long",
-        20 + AUTODOWN,
+        20 + TIMER,
         "the stop signal",
         "full",
     ),
@@ -435,7 +468,18 @@ FULL = (
         (9,),
         "timer",
         "idle",
-        20 + 10 + TIMER,
+        75 + 10 + TIMER,
+        "the last request",
+        "full",
+    ),
+    Cell(
+        "full-timer-off",
+        "its own timer is taken away",
+        "ready",
+        (5,),
+        "autodown",
+        "idle",
+        75 + 10 + AUTODOWN,
         "the last request",
         "full",
     ),
@@ -446,7 +490,7 @@ FULL = (
         (10,),
         "keeper",
         "idle",
-        75 + 10 + AUTODOWN,
+        75 + 10 + TIMER,
         "the last request",
         "full",
     ),
@@ -463,7 +507,7 @@ FULL = (
     ),
     Cell(
         "full-record-removed",
-        "SkyPilot's database is deleted, then `kimisession stop`",
+        "SkyPilot's record of it is deleted, then `kimisession stop`",
         "stop",
         (13,),
         "command",
@@ -475,7 +519,18 @@ FULL = (
     Cell(
         "full-preempted", "taken back with 30 s of notice", "ready", (), "Google", "preempted", 35, "the notice", "full"
     ),
-    Cell("full-vanished", "gone, and nothing was recorded", "ready", (), "Google", "vanished", 5, "the end", "full"),
+    Cell(
+        "full-vanished",
+        "gone, and nothing was recorded; a command looks at once",
+        "ready",
+        (),
+        "Google",
+        "vanished",
+        5,
+        "the end",
+        "full",
+        receipt_s=LOOK,
+    ),
     Cell(
         "full-stockout",
         "no capacity in the first zone; ready in the next one, then stop",
@@ -486,7 +541,6 @@ FULL = (
         90,
         "the stop",
         "full",
-        receipt_s=LOOK,
     ),
 )
 

@@ -1,7 +1,8 @@
 """How each full cell is played: a session through real SkyPilot in the world, several at a time, each in a thread of its own.
 
-Who deleted the machine is told by the account in Compute Engine's delete operation; autodown and the timer in the machine act
-as the same one, and are told apart by the bound: the timer acts 240 s after the keeper's end at the earliest.
+Who deleted the machine is told by Compute Engine's delete operation: the account, and of the machine's own the request id, in
+which its timer says why and SkyPilot's autodown says nothing. Unless the way says so, no command looks before the machine is
+gone.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from datetime import datetime
 from tests.rigs.gce.bounds import PATIENCE
 from tests.rigs.gce.matrix.cells import Cell
 from tests.rigs.gce.matrix.wire import Outcome
-from tests.rigs.gce.test_gce import Session, begin, session_of
+from tests.rigs.gce.test_gce import Session, begin, session_of, take_the_timer
 from tests.rigs.gce.world.rig import PYTHON, World, wait_for
 
 #: Sessions at a time.
@@ -30,12 +31,12 @@ Tell = Callable[[Cell, Outcome], None]
 
 @dataclass(frozen=True)
 class Way:
-    """`words` for `start`; `act` once it is ready, returns when the seconds count from. `look_s` after that
-    a command looks once, between the keeper's end and the machine's, so that the ledger hears of the reason; 0: none does."""
+    """`words` for `start`; `act` once it is ready, returns when the seconds count from. `look_s` after that a command looks
+    once; None: nobody does before the machine is gone."""
 
     act: Play
     words: tuple[str, ...] = ("--idle", "4m")
-    look_s: float = 15.0
+    look_s: float | None = None
 
 
 def _now(act: Callable[[World, Session], object]) -> Play:
@@ -64,31 +65,65 @@ def _record(world: World, session: Session) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _ssh(world: World, session: Session) -> None:
+    world.begin(session.id, "sleep 900", program="ssh")
+    wait_for("the ssh session", lambda: "sleep 900" in world.on(session.machine, "ps", "-eo", "args"), 30)
+
+
 def _other_job(world: World, session: Session) -> None:
     done = world.run("sky", "exec", "-d", session.id, "--cpus", "1", "sleep inf")
     assert done.returncode == 0, done.stderr
 
 
-IDLE, IDLE_LOOK_S = ("--idle", "75s", "--duration", "10m"), 75.0 + 15.0
+def _request(world: World, session: Session) -> None:
+    done = world.kimisession("test", session.id, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _then_request(act: Callable[[World, Session], object]) -> Play:
+    """From the request on: idle, where it would be never used without one."""
+
+    def play(world: World, session: Session) -> float:
+        act(world, session)
+        since = time.time()
+        _request(world, session)
+        return since
+
+    return play
+
+
+def _request_then(act: Callable[[World, Session], object]) -> Play:
+    def play(world: World, session: Session) -> float:
+        since = time.time()
+        _request(world, session)
+        act(world, session)
+        return since
+
+    return play
+
+
+IDLE = ("--idle", "75s", "--duration", "10m")
 
 READY = {
     "full-keeper-killed": Way(_kill("kimisession.node.keeper")),
     "full-wrapper-killed": Way(_kill("kimisession[.]node[.](job|keeper)")),
     "full-skylet-killed": Way(_now(_skylet_and_keeper)),
-    "full-disk": Way(_now(lambda world, session: world.fill_disk(session.machine)), IDLE, IDLE_LOOK_S),
-    "full-reboot": Way(_now(lambda world, session: world.reboot(session.machine))),
-    "full-clock": Way(_now(lambda world, session: world.step_clock(session.machine, 100)), IDLE, IDLE_LOOK_S),
+    "full-disk": Way(_request_then(lambda world, session: world.fill_disk(session.machine)), IDLE),
+    "full-disk-stays": Way(_request_then(lambda world, session: world.keep_disk_full(session.machine)), IDLE),
+    "full-clock": Way(_then_request(lambda world, session: world.step_clock(session.machine, 100)), IDLE),
     "full-stalled": Way(_kill("kimisession.node.standin", "STOP")),
-    "full-other-job": Way(_now(_other_job), ("--idle", "20s"), 40.0),
-    "full-ssh-open": Way(
-        _now(lambda world, session: world.begin(session.id, "sleep 900", program="ssh")), IDLE, IDLE_LOOK_S
-    ),
+    "full-other-job": Way(_then_request(_other_job), IDLE),
+    "full-timer-off": Way(_then_request(take_the_timer), IDLE, look_s=75.0 + 20.0),
+    "full-ssh-open": Way(_then_request(_ssh), IDLE),
+    "full-reboot": Way(_now(lambda world, session: world.reboot(session.machine))),
     "full-power-off": Way(
-        _now(lambda world, session: world.run("/run/bin/on", session.machine, "sh", "-c", "kill -38 1")), look_s=0.0
+        _now(lambda world, session: world.run("/run/bin/on", session.machine, "sh", "-c", "kill -38 1"))
     ),
     "full-record-removed": Way(_now(_record)),
     "full-preempted": Way(_now(lambda world, session: world.admin("/admin/preempt", {"name": session.machine}))),
-    "full-vanished": Way(_now(lambda world, session: world.admin("/admin/vanish", {"name": session.machine}))),
+    "full-vanished": Way(
+        _now(lambda world, session: world.admin("/admin/vanish", {"name": session.machine})), look_s=0.0
+    ),
 }
 
 
@@ -158,16 +193,6 @@ ALONE: dict[str, Callable[[World, str], tuple[Session, float]]] = {
 }
 
 
-def _layer(world: World, session: Session) -> str:
-    """`machine` where the machine's own account deleted it."""
-    wires = [entry["wire"] for entry in world.admin("/admin/state")["operations"].values()]
-    mine = [w for w in wires if w["operationType"] == "delete" and f"/{session.id}-" in w["targetLink"]]
-    done = [w["user"] for w in mine if "error" not in w]
-    if not done:
-        return "Google"
-    return {"laptop": "command", "kimisession-reaper": "reaper"}.get(done[-1].partition("@")[0], "machine")
-
-
 def _ended(world: World, session: Session) -> float:
     lines = world.billed(session.id)
     assert lines, "nothing of it was ever billed"
@@ -185,8 +210,8 @@ def _play(world: World, cell: Cell) -> tuple[Session, Outcome]:
         way = READY[cell.key]
         session = _started(world, name, *way.words)
         since = way.act(world, session)
-        if way.look_s:
-            time.sleep(way.look_s)
+        if way.look_s is not None:
+            time.sleep(max(0.0, since + way.look_s - time.time()))
             world.kimisession("status", session.id, "--json")
     limit = cell.within_s * PATIENCE
     try:
@@ -196,11 +221,15 @@ def _play(world: World, cell: Cell) -> tuple[Session, Outcome]:
         return session, Outcome(time.time() - since, "-", "-", (str(error),))
     if seconds > cell.within_s:
         problems.append(f"{seconds:.1f} s")
-    acted = _layer(world, session)
-    wanted = {"keeper": "machine", "wrapper": "machine", "autodown": "machine", "timer": "machine"}
-    if acted != wanted.get(cell.layer, cell.layer):
+    acted = world.deleted_by(session.id)
+    # Keeper and wrapper end the session, and say so (`reason`); the machine then goes by its timer.
+    if acted != {"keeper": "timer", "wrapper": "timer"}.get(cell.layer, cell.layer):
         problems.append(f"{acted} acted")
     return session, Outcome(seconds, acted, "-", tuple(problems))
+
+
+def _apart_s(left: str, right: str) -> float:
+    return abs((datetime.fromisoformat(left) - datetime.fromisoformat(right)).total_seconds())
 
 
 def _settled(world: World, cell: Cell, session: Session, outcome: Outcome) -> Outcome:
@@ -214,30 +243,25 @@ def _settled(world: World, cell: Cell, session: Session, outcome: Outcome) -> Ou
         problems.append(f"the ledger says {data['state']}")
     if cell.reason not in ("-", reason):
         problems.append(f"the ledger says {reason}")
-    machines = [line for line in data["lines"] if line["kind"] == "machine"]
-    billed = [line for line in world.billed(session.id) if line["kind"] == "instance"]
-    worst = 0.0
-    for ours, theirs in zip(machines, billed, strict=False):
-        for mine, its in ((ours["began"], theirs["start"]), (ours["ended"], theirs["end"])):
-            off = abs((datetime.fromisoformat(mine) - datetime.fromisoformat(its)).total_seconds()) if mine else 9e9
-            worst = max(worst, off)
-    if worst > max(1.5, cell.receipt_s):
-        problems.append(f"the receipt's machine is {worst:.1f} s off Google's bill")
-    return Outcome(
-        outcome.seconds, outcome.layer, reason, tuple(problems), f"{len(machines)} machine, {worst:.2f} s off"
-    )
+    lines, billed, worst = 0, world.billed(session.id), 0.0
+    for kind, theirs_kind in (("machine", "instance"), ("disk", "disk"), ("address", "address")):
+        ours = sorted((line["began"], line["ended"]) for line in data["lines"] if line["kind"] == kind)
+        theirs = sorted((line["start"], line["end"]) for line in billed if line["kind"] == theirs_kind)
+        if len(ours) != len(theirs):
+            problems.append(f"{len(ours)} lines of ours for {kind}s, {len(theirs)} of Google's")
+        for mine, its in zip(ours, theirs, strict=False):
+            offs = map(_apart_s, mine, its)
+            lines, worst = lines + 1, max(worst, *offs)
+    if worst > cell.receipt_s:
+        problems.append(f"the receipt is {worst:.1f} s off Google's bill")
+    return Outcome(outcome.seconds, outcome.layer, reason, tuple(problems), f"{lines} lines, {worst:.2f} s off")
 
 
 def play_all(cells: Sequence[Cell], tell: Tell) -> None:
     """All of them in one world."""
     world = World()
     try:
-        done = world.kimisession("seed", "rehearsal", "--here", "--bucket", "gs://weights/rehearsal")
-        assert done.returncode == 0, done.stdout + done.stderr
-        world.allow_the_reaper()
-        done = world.kimisession("guard", "enable")
-        assert done.returncode == 0, done.stdout + done.stderr
-        wait_for("the reaper", lambda: world.kimisession("guard", "status").returncode == 0, 240 * PATIENCE, 2)
+        world.prepare(("rehearsal",))
         together = [cell for cell in cells if cell.key in READY]
         for first in range(0, len(together), AT_ONCE):
             _batch(world, together[first : first + AT_ONCE], tell)

@@ -40,9 +40,11 @@ PLAYED = (
     "kimisession/engines/*.py",
     "kimisession/node/*.py",
     "scripts/deadline/*",
+    "scripts/hooks/*.sh",
     "tests/rigs/gce/emulator/*.py",
     "tests/rigs/gce/matrix/[cfsw]*.py",
-    "tests/rigs/gce/world/*.*",
+    "tests/rigs/gce/world/*",
+    "tests/rigs/gce/world/st*/**/*",
 )
 
 
@@ -59,7 +61,7 @@ def code() -> str:
     digest = hashlib.sha256()
     for pattern in PLAYED:
         for path in sorted(CHECKOUT.glob(pattern)):
-            if path.is_file():
+            if path.is_file() and path.suffix != ".pyc":
                 digest.update(str(path.relative_to(CHECKOUT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
 

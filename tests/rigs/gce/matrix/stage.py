@@ -443,6 +443,7 @@ class Stage:
             off_s = abs(float(line.seconds) - (row["end"] - row["start"]))
             worst = max(worst, off_s)
             self.check(off_s <= within_s, f"the receipt's {row['kind']} is {off_s:.2f} s off Google's bill")
+            self.check(line.usd is not None, f"the receipt's {row['kind']} has no price")
             if line.usd is not None:
                 theirs = Decimal(row["usd_per_hour"]) * Decimal(row["end"] - row["start"]) / 3600
                 off, most = abs(line.usd - theirs), Decimal(row["usd_per_hour"]) / 3600 * Decimal(within_s)

@@ -485,6 +485,23 @@ def _(on: Stage, cell: Cell) -> float:
     return ends
 
 
+@plays("ended-unseen", "ended-untold")
+def _(on: Stage, cell: Cell) -> float:
+    laptop = _ready(on)
+    laptop.look()
+    since = on.clock.time()
+    if cell.key == "ended-unseen":
+        _timer(
+            on, cell.within_s, "--deadline-utc", str(time.time() + 2), "--longest-uptime-s", "1e12", "--because", "10"
+        )
+    else:
+        (machine,) = on.compute().ours().machines
+        on.compute(f"serviceAccount:{NODE_EMAIL}").delete(machine)
+        on.acted = "autodown"  # type: ignore[attr-defined]
+    laptop.look_until_gone(300)
+    return since
+
+
 @plays("timer-clock")
 def _(on: Stage, cell: Cell) -> float:
     _alone(on)

@@ -53,13 +53,16 @@ SSHD
 # Stand-ins, all of them first in PATH. The driver's machine is the one that the tests of scripts/hooks plant.
 cp "$here"/standins/* "$root/local/bin/"
 cp "$standins/machine.sh" "$root/local/lib/machine.sh"
-ln -s machine.sh "$root/local/lib/systemctl"
-for name in apt-get apt-cache dpkg dpkg-query modinfo modprobe rmmod nvidia-smi; do
+for name in systemctl nvidia-smi; do ln -s machine.sh "$root/local/lib/$name"; done # behind ours of that name
+for name in apt-get apt-cache dpkg dpkg-query modinfo modprobe rmmod; do
     ln -s ../lib/machine.sh "$root/local/bin/$name"
 done
 for name in shutdown reboot halt; do ln -s poweroff "$root/local/bin/$name"; done
 cp "$venv/uv" "$root/local/lib/uv"
+cp -r "$here/stack" "$root/local/share/stack"
+find "$root/local/share/stack" -name __pycache__ -prune -exec rm -r {} +
 "$here/plant_driver.sh" "$root/var/lib/machine"
+${CC:-cc} -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$root/local/lib/libcuda.so.1" "$here/libcuda.c"
 "$here/plant_gib.sh" "$root"
 
 # What the reaper's machine installs, and where from: there is no package index (kimisession/cloud/reaper_startup.sh).

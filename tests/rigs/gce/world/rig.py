@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kimisession.cloud.permissions import REAPER
+from kimisession.node.deadline import MARK
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[3]
@@ -64,6 +65,19 @@ class World:
         argv = ["setpriv", "--pdeathsig", "KILL", str(HERE / "world.sh"), str(self.folder)]
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         wait_for("the emulated Google", self._ready, 60)
+
+    def prepare(self, *seeds: tuple[str, ...]) -> None:
+        """Weights of these profiles in gs://weights/PROFILE, and a reaper that has looked once."""
+        code = "from pathlib import Path; from kimisession.rehearsal.standin_model import make_standin_model as make;"
+        self.out(str(PYTHON), "-c", f"{code} make(Path('/root/model'))")
+        for profile, *more in seeds:
+            place = ("--here", "--from", "/root/model", "--bucket", f"gs://weights/{profile}")
+            done = self.kimisession("seed", profile, *place, *more)
+            assert done.returncode == 0, done.stdout + done.stderr
+        self.allow_the_reaper()
+        done = self.kimisession("guard", "enable")
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_for("the reaper", lambda: self.kimisession("guard", "status").returncode == 0, 240, 1)
 
     def _ready(self) -> bool:
         told = (self.folder / "world.log").read_text(encoding="utf-8", errors="replace")
@@ -142,6 +156,18 @@ class World:
         """The lines of Google's bill for a session, or for a cluster of SkyPilot; those without an end still cost."""
         return [line for line in self.admin("/admin/bill")["lines"] if f"/{session}-" in line["resource"]]
 
+    def deleted_by(self, session: str) -> str:
+        """The layer that deleted its last machine, by Compute Engine's operation: `command` and `reaper` by their accounts; of
+        the machine's own account `timer`, which says why in its request (kimisession/node/deadline.py), or `autodown`, which
+        does not; `Google` where nobody asked."""
+        wires = [entry["wire"] for entry in self.admin("/admin/state")["operations"].values()]
+        mine = [one for one in wires if one["operationType"] == "delete" and f"/{session}-" in one["targetLink"]]
+        done = [one for one in mine if "error" not in one]
+        if not done:
+            return "Google"
+        own = "timer" if done[-1].get("clientOperationId", "").startswith(MARK) else "autodown"
+        return {"laptop": "command", "kimisession-reaper": "reaper"}.get(done[-1]["user"].partition("@")[0], own)
+
     def exists(self, session: str) -> bool:
         """Whether something of it is still billed."""
         return any(line["end"] is None for line in self.billed(session))
@@ -167,6 +193,11 @@ class World:
     def fill_disk(self, machine: str) -> None:
         """To its last byte."""
         self.run("/run/bin/on", machine, "sh", "-c", "cat /dev/zero > /var/tmp/fill")
+
+    def keep_disk_full(self, machine: str) -> None:
+        """... and whatever is freed is filled again."""
+        again = "while :; do cat /dev/zero >> /var/tmp/fill; sleep 0.05; done"
+        self.on(machine, "sh", "-c", f"setsid sh -c '{again}' > /dev/null 2>&1 < /dev/null &")
 
     def step_clock(self, machine: str, seconds: int) -> None:
         """Move what the kernel tells as the time of the boot, which is what SkyPilot's autodown compares: as a step of the
