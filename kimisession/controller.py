@@ -253,7 +253,9 @@ class Controller:
             try:
                 result.append(self.refresh(session))
             except KimiError as error:
-                result.append((session, Observation(self.now(), None, error.message)))
+                unseen = Observation(self.now(), None, error.message)
+                # Recorded like every other look: what should have ended and that nobody can see becomes loud.
+                result.append((self._record(session, unseen), unseen))
         return result
 
     def open_ids(self) -> list[str]:

@@ -156,9 +156,7 @@ def _plan(words: SeedWords, profile: Profile, checkpoint: Checkpoint, url: str, 
             region = region_for(words.region or location or "")
         except ValueError as mistake:
             raise UsageMistake(f"{url}: {mistake}", "use a bucket in a region, like us-central1") from None
-    seeding = Seeding(
-        checkpoint.repo, repo, commit, url, weights_bytes, os.environ.get("HF_ENDPOINT", ""), bool(token_here())
-    )
+    seeding = Seeding(checkpoint.repo, repo, commit, url, weights_bytes, hub_address(), bool(token_here()))
     usd_per_hour, ground = _price(words, infra, region)
     if ground == UNPRICED and words.budget_usd is not None:
         raise BudgetRefused(
@@ -239,6 +237,18 @@ def _agree(yes: bool) -> None:
         raise UsageMistake("there is no terminal to ask for a yes", "add --yes; nothing was rented")
     if not agreed("Rent it?"):
         raise KimiError("nothing was rented", "kimisession seed --dry-run shows the quote alone")
+
+
+def hub_address() -> str:
+    """HF_ENDPOINT, for the rented machine; empty for the hub itself. It becomes a word of a command there, so one with a name
+    or a password in it raises UsageMistake."""
+    address = os.environ.get("HF_ENDPOINT", "")
+    if "@" in address.partition("://")[2].partition("/")[0]:
+        raise UsageMistake(
+            "HF_ENDPOINT has a name or a password in it, and everybody on the machine could read it in a list of processes",
+            "leave it out of the address; a token goes by HF_TOKEN",
+        )
+    return address
 
 
 def _rejoin(controller: Controller, session: Session, url: str, words: SeedWords) -> None:

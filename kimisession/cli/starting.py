@@ -19,9 +19,10 @@ from kimisession.cli.planning import PlanOptions, fit_line, make_plan, price_els
 from kimisession.cli.recovering import elsewhere, find_lost, same_again
 from kimisession.cli.seeding import MADE_HERE, bucket_url
 from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, summary, utc_now, why_text
+from kimisession.cloud.prices import market
 from kimisession.controller import Controller
 from kimisession.core.catalog import parse_accelerators
-from kimisession.core.cost import cents
+from kimisession.core.cost import STATED, cents
 from kimisession.core.diagnose import diagnose
 from kimisession.core.launch import check_name
 from kimisession.core.ledger import Session, State
@@ -283,6 +284,7 @@ def quote_rows(quote: Quote, fit: str | None = None) -> list[tuple[str, str]]:
         *([("fit", fit)] if fit else []),
         ("price", f"{cents(quote.usd_per_hour)}/h{' (pretended)' if quote.pretended else ''}"),
         ("price from", quote.price_ground),
+        *_dearer(quote),
     ]
     if profile.coldstart:
         low, high = profile.coldstart.minutes
@@ -293,6 +295,19 @@ def quote_rows(quote: Quote, fit: str | None = None) -> list[tuple[str, str]]:
         rows.append(("budget", f"{cents(choices.budget_usd)}, spent at {show.moment(quote.budget_at, quote.at)}"))
     rows.append(("worst case", f"{cents(quote.worst_usd)} at the caps"))
     return rows
+
+
+def _dearer(quote: Quote) -> Iterator[tuple[str, str]]:
+    """What the dearest zone asks that spot may be found in, where that is more than what budget and worst case go by."""
+    choices = quote.choices
+    if choices.infra != "gcp" or choices.zones or quote.price_ground == STATED:
+        return
+    found = market("gcp", choices.accelerator.name, choices.count)
+    asked = [(offer.spot_usd, offer.zone) for offer in found.offers if offer.spot_usd is not None] if found else []
+    if found and asked and max(asked)[0] > quote.usd_per_hour:
+        usd, zone = max(asked)
+        words = f"{cents(usd)}/h in {zone}, list of {found.as_of:%Y-%m-%d}, should spot be found nowhere else"
+        yield "up to", f"{words}; budget and worst case go by {cents(quote.usd_per_hour)}"
 
 
 def quote_data(quote: Quote, fit: str | None) -> dict[str, object]:

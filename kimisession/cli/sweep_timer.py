@@ -28,6 +28,11 @@ _PATHS = (
 )
 
 
+#: A machine that has just woken may believe that it is hours later, and then every deadline has passed, everybody's: no sweep
+#: while systemd says that its clock is not set. Where nobody knows, it is trusted.
+_CLOCK_IS_SET = """/bin/sh -c '[ "$$(timedatectl show -p NTPSynchronized --value 2>/dev/null)" != no ]'"""
+
+
 def unit_folder() -> Path:
     """Where systemd looks for a user's units."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
@@ -41,7 +46,8 @@ def service_text(project: str) -> str:
     return (
         "[Unit]\nDescription=Delete kimisession machines past their deadline\n"
         "Documentation=https://github.com/kimisession/kimisession\n\n"
-        f"[Service]\nType=oneshot\nTimeoutStartSec=600\nExecStart={shlex.join(words)}\n{kept}"
+        f"[Service]\nType=oneshot\nTimeoutStartSec=600\nExecCondition={_CLOCK_IS_SET}\n"
+        f"ExecStart={shlex.join(words)}\n{kept}"
     ).replace("%", "%%")
 
 

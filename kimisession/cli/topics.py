@@ -20,7 +20,8 @@ TOPICS: dict[str, tuple[str, str]] = {
   124  timed out
   130  Ctrl-C
 
-Only 7 can cost money: `kimisession stop NAME` tries again to prove the end.""",
+After 7 something may be billed that nobody wants: `kimisession stop NAME` tries
+again to prove the end, `kimisession sweep` asks the cloud what is left over.""",
     ),
     "json": (
         "what --json prints",
@@ -44,9 +45,11 @@ Progress stays text on standard error; --quiet leaves it out:
     "money": (
         "how dollars are counted and rounded",
         """\
-The price of an hour is agreed at the start and never moves within a session.
-What a session took is seconds times that price, exact, from when its machine
-began to exist until its provider says that it is gone.
+The price of an hour is agreed at the start; budget and worst case go by it.
+What a session took is seconds times price, exact, of each thing that it had,
+from when that began to exist until its provider says that it is gone: on Google
+Cloud a machine by the list for its zone unless you gave --price, its disk, its
+address. What no list has is named on the receipt and never guessed.
 
 People read every amount rounded half up to the cent, each on its own, so that
 parts may differ from their total by a cent. The ledger keeps exact amounts;

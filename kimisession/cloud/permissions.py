@@ -96,6 +96,7 @@ REAPER = (
 #: A session's machine deletes itself (kimisession/node/deadline.py), and SkyPilot's autodown on it, which stands behind that,
 #: lists the machines of its cluster first. It also reads the weights.
 MACHINE = ("compute.instances.delete", "compute.zoneOperations.get", "compute.instances.list")
+#: On the bucket; the second for profiles that stream, whose reader lists what it reads.
 MACHINE_ON_BUCKET = ("storage.objects.get", "storage.objects.list")
 
 

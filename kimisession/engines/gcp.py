@@ -101,6 +101,7 @@ class GcpPlace:
         self._cloud: Cloud | None = None
         self._asked: dict[str, float] = {}
         self._guarded: tuple[float, Layer] | None = None
+        self._unsaved: dict[str, dict[str, Any]] = {}  # what a full disk did not take
 
     def check(self, spec: LaunchSpec) -> None:
         """Credentials, permissions, quota, and somebody outside of the machine who ends it when everything in it is dead.
@@ -133,6 +134,10 @@ class GcpPlace:
                 raise
             check_quota(cloud, spec.accelerators, spot=False)
 
+    def launching(self, session_id: str) -> None:
+        """A machine may be made from now on: no list of before is half of a proof that it is gone."""
+        self._remember(session_id, empty_at=None)
+
     def after_launch(self, session_id: str) -> None:
         """A machine on demand is not started again after a crash of its host: nothing would be armed on it. SkyPilot 0.14.1
         says so for spot machines only. Raises Unconfirmed."""
@@ -155,7 +160,7 @@ class GcpPlace:
         return self._nothing_runs(session_id, found)
 
     def _there(self, session_id: str, found: Inventory, commands: tuple[str, ...]) -> Sight:
-        known = (read_json(self._file(session_id)) or {}).get("machines", {})
+        known = self._known(session_id).get("machines", {})
         told = dict(known)
         for m in found.machines:
             # A stopped machine shows no address any more: the one that it had is billed until it stopped.
@@ -191,10 +196,10 @@ class GcpPlace:
     def _nothing_runs(self, session_id: str, found: Inventory) -> Sight:
         """No machine: left over, proven gone, or neither yet."""
         operations = self._ask(lambda cloud: cloud.operations(session_id, self.now() - KEPT))
-        remembered = (read_json(self._file(session_id)) or {}).get("empty_at")
+        remembered = self._known(session_id).get("empty_at")
         empty_at = datetime.fromisoformat(remembered) if remembered else found.at
         resources = (*self._resources(session_id, found, operations), *self._past(session_id, operations, empty_at))
-        lines = tuple(_lines(operations, _accounts((read_json(self._file(session_id)) or {}).get("machines", {}))))
+        lines = tuple(_lines(operations, _accounts(self._known(session_id).get("machines", {}))))
         if found.everything:
             left = ", ".join(f"{thing.name} in {thing.zone}" for thing in found.everything)
             return Sight(True, f"its machine is gone and left {left}", resources, stopped=True, lines=lines)
@@ -224,7 +229,7 @@ class GcpPlace:
 
     def _disks(self, session_id: str, found: Inventory) -> list[Disk]:
         """The disks of machines that are there. No list of machines has their sizes: they are asked for once."""
-        kept = (read_json(self._file(session_id)) or {}).get("disks", {})
+        kept = self._known(session_id).get("disks", {})
         names = {f"{m.zone}/{name}": m for m in found.machines for name, _ in m.disks}
         if not names.keys() <= kept.keys():
             listed = self._ask(lambda cloud: cloud.everything()).of(session_id).disks
@@ -239,7 +244,7 @@ class GcpPlace:
 
     def _past(self, session_id: str, operations: tuple[Operation, ...], empty_at: datetime) -> Iterator[SeenResource]:
         """Machines that were, by what made and what ended them; SkyPilot's boot disks are named and go like them."""
-        known = read_json(self._file(session_id)) or {}
+        known = self._known(session_id)
         for op in operations:
             if op.kind not in MAKES or not op.target or op.errors or not op.done:
                 continue
@@ -261,7 +266,7 @@ class GcpPlace:
 
     def _unseen(self, session_id: str, empty_at: datetime) -> Iterator[SeenResource]:
         """What was there once and of whose end Compute Engine tells nothing: gone when a list was first without it."""
-        known = read_json(self._file(session_id)) or {}
+        known = self._known(session_id)
         why = "Compute Engine: not in its lists since then, and no operation says why"
         for key, (began, size_gib, disk_type) in known.get("disks", {}).items():
             zone, _, name = key.partition("/")
@@ -380,15 +385,21 @@ class GcpPlace:
     def _file(self, session_id: str) -> Path:
         return self.home / session_id / "gcp.json"
 
+    def _known(self, session_id: str) -> dict[str, Any]:
+        return {**(read_json(self._file(session_id)) or {}), **self._unsaved.get(session_id, {})}
+
     def _remember(self, session_id: str, **changes: Any) -> None:
-        """Keep what saves a question later. A full disk keeps nothing, and is no reason to fail."""
-        path = self._file(session_id)
-        known = read_json(path) or {}
-        if all(known.get(key) == value for key, value in changes.items()):
+        """Keep what saves a question later. What a full disk does not take is kept in memory: a proof still takes its
+        minute, and a list of before is still forgotten."""
+        path, known = self._file(session_id), self._known(session_id)
+        if session_id not in self._unsaved and all(known.get(key) == value for key, value in changes.items()):
             return
-        with contextlib.suppress(OSError):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_json(path, {**known, **changes})
+            self._unsaved.pop(session_id, None)
+        except OSError:
+            self._unsaved[session_id] = {**known, **changes}
 
 
 def _address_of(machine: Machine) -> Address:

@@ -36,6 +36,9 @@ class Place(Protocol):
     def check(self, spec: LaunchSpec) -> None:
         """Refuse before anything exists. Raises DoesNotFit."""
 
+    def launching(self, session_id: str) -> None:
+        """A machine may be made from now on: what was seen before proves nothing about it."""
+
     def after_launch(self, session_id: str) -> None:
         """Set what SkyPilot cannot set, once its launch has succeeded."""
 

@@ -151,6 +151,7 @@ class SkyPilotEngine:
             if (folder / "forbidden").exists() or self.place.look(spec.session_id).present:
                 return
             write_json(folder / "session.json", {"name": spec.name, "stop_grace_s": spec.limits.stop_grace_s})
+            self.place.launching(spec.session_id)
             payload.mkdir(mode=0o700, exist_ok=True)
             lay_out(payload, spec, secrets)
             for spot in (True, False) if spec.placement.on_demand_fallback and self.name == "gcp" else (True,):
@@ -279,7 +280,10 @@ class SkyPilotEngine:
         reached for a while says nothing: a bad line from here must not end what works."""
         if sight.stopped:
             return True
-        if keeper.armed or sight.since is None or (not sight.files and self._heard(session_id).exists()):
+        folder = self._folder(session_id)
+        # Of a machine that was not launched from here, no silence proves anything: this side may have no key to it.
+        unreachable = not sight.files and (self._heard(session_id).exists() or not (folder / "session.json").exists())
+        if keeper.armed or sight.since is None or unreachable:
             return False
         last = max([sight.since, *(datetime.fromisoformat(line["at"]) for line in lines[-1:])])
         return (now - last).total_seconds() > (SILENT_S * 3 if lines else ARM_WITHIN_S)
@@ -444,6 +448,7 @@ class SkyPilotEngine:
             _PROGRESS.warning("SkyPilot's launch could not be cancelled: %s", _first(error))
             cancelled = False
         write_json(folder / "launch.json", {**launch, "cancelled": cancelled})
+        self.place.launching(session_id)  # what was listed before it was broken off proves nothing
 
     def _forget(self, session_id: str) -> None:
         """It is gone: close what is ours here, and let SkyPilot look, so that its record goes too."""
@@ -569,6 +574,9 @@ class SkyPlace:
 
     def check(self, spec: LaunchSpec) -> None:
         """SkyPilot itself refuses a place that it has no access to."""
+
+    def launching(self, session_id: str) -> None:
+        """No list of before is remembered here."""
 
     def after_launch(self, session_id: str) -> None:
         """Nothing is left to be set."""

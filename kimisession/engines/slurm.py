@@ -42,8 +42,9 @@ _MARK = "@@kimisession@@"
 
 #: For a shell on a job's node: ask SkyPilot's batch script to end, which then removes the node's folders and its own in the user's
 #: home. One TERM, and to the batch shell before the `sleep` that it waits for: one that comes while it cleans up breaks that
-#: off, for bash runs its `trap 'exit 0' TERM` inside of its EXIT trap as well (bash 5.2), and `scancel --full` may bring two.
-#: Fails when Slurm does not list the processes.
+#: off, for bash runs its `trap 'exit 0' TERM` inside of its EXIT trap as well (bash 5.2). A `scancel` that is repeated when it
+#: fails is no such one TERM: said by the job itself, it dies of the signal that it asks for, and has failed. Fails when Slurm
+#: does not list the processes.
 IN_ORDER = """\
 told=$(scontrol listpids {job} 2> /dev/null | awk '
     $3 == "batch" && $4 == 0 {{ first = $1; next }}
@@ -150,6 +151,9 @@ class SlurmPlace:
                 f"{cluster} has no {wanted_file}: the weights are not there",
                 "say with --bucket file:///FOLDER where the cluster's machines find them",
             )
+
+    def launching(self, session_id: str) -> None:
+        """No list of before is remembered here."""
 
     def after_launch(self, session_id: str) -> None:
         """Everything was said to sbatch."""
@@ -290,7 +294,8 @@ class SlurmPlace:
 
     def tidy(self, session_id: str) -> None:
         """What a job that was killed, or whose time was up, has left in the user's home: secrets, a copy of the weights where
-        the homes or the scratch space are shared, SkyPilot's folder. The story stays. In the background: it is thousands of
+        the homes or the scratch space are shared, SkyPilot's folder; and of one that ended in order the lock with which
+        SkyPilot's driver wrote that down, after its folder had gone. The story stays. In the background: it is thousands of
         files."""
         for cluster in clusters(self.config):
             with contextlib.suppress(Unconfirmed):

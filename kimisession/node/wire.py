@@ -228,7 +228,7 @@ class HttpWire(Wire):
         if answer.status in (401, 403):
             raise WireError(
                 "denied",
-                f"{where} may not be read ({answer.status}): that takes storage.objects.get and storage.objects.list; give "
+                f"{where} may not be read ({answer.status}): that takes storage.objects.get; give "
                 "this machine's service account the role roles/storage.objectViewer on the bucket",
             )
         if answer.status in BUSY:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kimisession.cli.seeding_away import hub_address
+from kimisession.errors import UsageMistake
 from tests.cli.command_line import Home, Said
 from tests.weights.gcs_emulator import gcs_emulator
 from tests.weights.making import weights_folder
@@ -168,3 +170,12 @@ def test_without_skypilot_it_says_what_to_install_and_how_to_do_without(place: P
     assert said.code == 1
     assert "--here" in said.hint
     assert not place.hub.seen.calls
+
+
+def test_a_password_in_the_hubs_address_never_becomes_a_word_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/a@b")
+    assert hub_address() == "https://hub.example/a@b"
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:secret@hub.example")
+    with pytest.raises(UsageMistake) as caught:
+        hub_address()
+    assert "secret" not in caught.value.message + caught.value.hint

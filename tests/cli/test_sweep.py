@@ -5,6 +5,9 @@ last tests type the commands against the emulator.
 """
 
 import json
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -250,6 +253,16 @@ def test_the_timers_units_are_written_and_hold_no_secret(monkeypatch: pytest.Mon
     with pytest.raises(KimiError):
         sweep_timer.remove()
     assert list((tmp_path / "systemd/user").iterdir()) == []
+
+
+@pytest.mark.parametrize(("said", "sweeps"), [("yes", True), ("no", False), ("", True)], ids=str)
+def test_the_timer_deletes_nothing_by_a_clock_that_is_not_set(tmp_path: Path, said: str, sweeps: bool) -> None:
+    (condition,) = re.findall(r"^ExecCondition=(.*)$", sweep_timer.service_text(""), re.MULTILINE)
+    program = tmp_path / "timedatectl"
+    program.write_text(f"#!/bin/sh\necho {said}\n", encoding="utf-8")
+    program.chmod(0o755)
+    done = subprocess.run(shlex.split(condition.replace("$$", "$")), env={"PATH": str(tmp_path)}, check=False)
+    assert (done.returncode == 0) is sweeps
 
 
 # -- guard ----------------------------------------------------------------------------------------------------------------

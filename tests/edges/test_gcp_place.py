@@ -146,6 +146,27 @@ def test_one_empty_list_proves_nothing_and_two_a_minute_apart_do(there: There) -
     assert f"two empty lists of all zones of {PROJECT}, 60 s apart" in gone.why
 
 
+def test_a_list_of_before_the_launch_is_no_half_of_the_proof(there: There) -> None:
+    there.look()
+    there.pass_(61)
+    there.place().launching(ID)
+    assert there.look().present is None
+    there.pass_(60)
+    assert there.look().present is False
+
+
+def test_a_home_that_cannot_be_written_costs_no_proof(there: There) -> None:
+    there.folder = there.folder / "file"
+    there.folder.write_text("no folder")
+    place = there.place()
+    there.cloud.insert(ID, LABELS)
+    place.look(ID)
+    there.cloud.remove(node_of(ID))
+    assert place.look(ID).present is None
+    there.pass_(60)
+    assert place.look(ID).present is False
+
+
 def test_a_request_that_may_still_make_a_machine_keeps_it_from_being_gone(there: There) -> None:
     """The reply of a bulkInsert was lost, SkyPilot moved on, and the machine comes minutes later."""
     pending = there.cloud.did("bulkInsert", "", status="RUNNING", group="g")

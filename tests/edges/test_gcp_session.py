@@ -21,7 +21,7 @@ from kimisession.core.quote import make_quote
 from kimisession.core.recovery import under_the_same_caps, useful
 from kimisession.engines.gcp import GcpPlace
 from kimisession.engines.skypilot import SkyPilotEngine
-from kimisession.errors import EngineFailed, LeakSuspected, NoCapacity, UsageMistake
+from kimisession.errors import EngineFailed, EngineMissing, LeakSuspected, NoCapacity, UsageMistake
 from kimisession.store import Store
 
 
@@ -190,6 +190,21 @@ def test_past_its_deadline_with_a_cloud_that_does_not_answer_it_is_loud(there: T
     assert [one.state for one, _ in there.look()] == [State.STARTING]
     there.moment += timedelta(minutes=1)
     assert [one.state for one, _ in there.look()] == [State.UNCONFIRMED]
+
+
+def test_past_its_deadline_without_the_library_that_could_look_it_is_loud(there: There) -> None:
+    there.start()
+    controller = there.controller()
+
+    def missing(infra: str) -> SkyPilotEngine:
+        raise EngineMissing("SkyPilot is not installed", "install it")
+
+    controller.engines = missing
+    there.moment += timedelta(hours=5)
+    controller.live()
+    [(session, seen)] = controller.live()
+    assert session.unconfirmed
+    assert seen.why == "SkyPilot is not installed"
 
 
 def test_a_preempted_session_says_so_with_what_it_lost(there: There) -> None:

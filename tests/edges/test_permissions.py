@@ -4,10 +4,12 @@ any one of them the failure names it. What real SkyPilot calls with them is in t
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from kimisession.core.lifecycle import Layer
 from kimisession.engines.gcp import GcpPlace
 from kimisession.errors import KimiError
 from kimisession.node import deadline
+from kimisession.node.wire import HttpWire, WireError
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
@@ -309,3 +312,25 @@ def test_a_machine_that_lacks_one_says_which(there: Project, tmp_path: Path, per
     said = an_end(there, tmp_path)
     there.tell("settings", stopping_s=0)
     assert f"Required '{permission}' permission" in said
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A bucket that this machine's account may not read."""
+
+    def do_GET(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_machine_that_may_not_read_the_weights_says_which_and_what_grants_it() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        with pytest.raises(WireError, match=r"storage\.objects\.get") as caught:
+            HttpWire(f"http://127.0.0.1:{server.server_port}", "", "weights").read("manifest.json")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "roles/storage.objectViewer" in caught.value.message

@@ -234,7 +234,7 @@ def test_afterwards_squeue_and_sky_status_are_empty_and_each_has_a_receipt(
     assert not world.out("squeue", "-h").strip()
     told = world.out("sky", "status")
     assert not any(session.id in told for session in three.values()), told
-    assert not list((world.home / ".sky_clusters").iterdir())
+    wait_for("nothing of SkyPilot's", lambda: not list((world.home / ".sky_clusters").iterdir()), 30)
     for name, reason in (("gpus", "idle"), ("alone", "idle"), ("orphan", "keeper-died")):
         receipt = json.loads(world.kimisession("cost", three[name].id, "--json").stdout)
         assert receipt["data"]["reason"] == reason

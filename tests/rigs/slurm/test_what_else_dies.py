@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from bounds import READY, bound
+from bounds import BOOT_S, READY, bound
 from rig import HOME, START, Session, World, all_dead, everything, nothing_left, wait_for
 
 Measure = Callable[[str, float], None]
@@ -104,6 +104,7 @@ def test_a_reboot_of_the_node_ends_the_job_and_nothing_comes_back(
     inside = f"grep -lsz '^SLURM_JOB_ID={session.slurm_job()}$' /proc/[0-9]*/environ | cut -d/ -f3"
     world.run("sh", "-c", f"pkill -KILL -x slurmd; pkill -KILL -x slurmstepd; kill -KILL $({inside})", root=True)
     began = time.time()
+    time.sleep(BOOT_S)  # it boots
     world.run("slurmd", "-b", root=True)
     measure(case, world.left_queue(session, bound(case).latest_s) - began)
     all_dead(world, session)
