@@ -16,6 +16,11 @@ NotYetGone                   -   a signal between engine and controller: ask aga
 """
 
 
+#: What makes the parts installed that rented machines need. From the checkout: kimisession is on no package index, and who
+#: owns that name there is not known.
+INSTALL_CLOUD = 'in the checkout: pipx install --force ".[cloud]", or pip install ".[cloud]" in a virtual environment'
+
+
 class KimiError(Exception):
     """`message`: one sentence, what happened. `hint`: what to type next, may be empty."""
 

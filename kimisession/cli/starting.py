@@ -22,7 +22,7 @@ from kimisession.cli.sessions import EXPECTED, Progress, page, receipt, spent, s
 from kimisession.cloud.prices import market
 from kimisession.controller import Controller
 from kimisession.core.catalog import parse_accelerators
-from kimisession.core.cost import STATED, cents
+from kimisession.core.cost import cents
 from kimisession.core.diagnose import diagnose
 from kimisession.core.launch import check_name
 from kimisession.core.ledger import Session, State
@@ -146,6 +146,7 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
     blamed = "--gpus" if options.gpus and not options.checkpoint else "--checkpoint"
     checkpoint = _checked(lambda: choose_checkpoint(profile, accelerator.architecture, options.checkpoint), blamed)
     elsewhere = price_elsewhere(profile, f"{accelerator.name}:{count}", infra) if options.price_usd is None else None
+    dearest = _dearest(infra, accelerator.name, count) if options.price_usd is None else None
     choices = Choices(
         name=name,
         infra=infra,
@@ -161,6 +162,7 @@ def _quote(profile: Profile, options: StartOptions, name: str, infra: str, taken
         price_ground=elsewhere[1] if elsewhere else "",
         idle_s=options.idle_s,
         duration_s=options.duration_s,
+        dearest_usd=dearest[0] if dearest else None,
         budget_usd=options.budget_usd,
         sets=dict(parse_set(text) for text in options.sets),
     )
@@ -297,17 +299,21 @@ def quote_rows(quote: Quote, fit: str | None = None) -> list[tuple[str, str]]:
     return rows
 
 
-def _dearer(quote: Quote) -> Iterator[tuple[str, str]]:
-    """What the dearest zone asks that spot may be found in, where that is more than what budget and worst case go by."""
-    choices = quote.choices
-    if choices.infra != "gcp" or choices.zones or quote.price_ground == STATED:
-        return
-    found = market("gcp", choices.accelerator.name, choices.count)
+def _dearest(infra: str, accelerator: str, count: int) -> tuple[Decimal, str, datetime] | None:
+    """What the dearest zone asks that spot may be found in: dollars an hour, the zone, and the list's moment."""
+    found = market("gcp", accelerator, count) if infra == "gcp" else None
     asked = [(offer.spot_usd, offer.zone) for offer in found.offers if offer.spot_usd is not None] if found else []
-    if found and asked and max(asked)[0] > quote.usd_per_hour:
-        usd, zone = max(asked)
-        words = f"{cents(usd)}/h in {zone}, list of {found.as_of:%Y-%m-%d}, should spot be found nowhere else"
-        yield "up to", f"{words}; budget and worst case go by {cents(quote.usd_per_hour)}"
+    return (*max(asked), found.as_of) if found and asked else None
+
+
+def _dearer(quote: Quote) -> Iterator[tuple[str, str]]:
+    """The dearest price, where budget and worst case go by it."""
+    choices = quote.choices
+    dearest = _dearest(choices.infra, choices.accelerator.name, choices.count)
+    if dearest and choices.dearest_usd is not None and dearest[0] > quote.usd_per_hour:
+        usd, zone, as_of = dearest
+        words = f"{cents(usd)}/h in {zone}, list of {as_of:%Y-%m-%d}, should spot be found nowhere else"
+        yield "up to", f"{words}; budget and worst case go by it"
 
 
 def quote_data(quote: Quote, fit: str | None) -> dict[str, object]:

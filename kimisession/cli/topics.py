@@ -45,7 +45,8 @@ Progress stays text on standard error; --quiet leaves it out:
     "money": (
         "how dollars are counted and rounded",
         """\
-The price of an hour is agreed at the start; budget and worst case go by it.
+The price of an hour is agreed at the start. Budget and worst case go by it; on
+Google Cloud without --price by the dearest zone that spot may be found in.
 What a session took is seconds times price, exact, of each thing that it had,
 from when that began to exist until its provider says that it is gone: on Google
 Cloud a machine by the list for its zone unless you gave --price, its disk, its

@@ -38,7 +38,7 @@ from kimisession.core.inventory import (
     operations_of,
 )
 from kimisession.core.launch import LABEL_SESSION
-from kimisession.errors import EngineMissing, KimiError, QuotaExceeded, Unconfirmed
+from kimisession.errors import INSTALL_CLOUD, EngineMissing, KimiError, QuotaExceeded, Unconfirmed
 
 T = TypeVar("T")
 
@@ -46,7 +46,6 @@ ENDPOINT = "KIMISESSION_COMPUTE_ENDPOINT"
 """Environment variable: another address of the API, such as an emulator's. On plain http, which is for loopback addresses,
 the token in `KIMISESSION_COMPUTE_TOKEN` is sent and never a person's credentials."""
 
-INSTALL = 'pip install "kimisession[cloud]"'
 LOGIN = "gcloud auth application-default login"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -178,7 +177,7 @@ class Compute:
         try:
             self._v1: Any = importlib.import_module("google.cloud.compute_v1")
         except ImportError:
-            raise EngineMissing("Compute Engine needs the package google-cloud-compute", INSTALL) from None
+            raise EngineMissing("Compute Engine needs the package google-cloud-compute", INSTALL_CLOUD) from None
         self.project = project
         self.endpoint = endpoint.rstrip("/")
         self._credentials = credentials
@@ -499,7 +498,7 @@ def open_compute(project: str = "") -> Compute:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise EngineMissing("Compute Engine needs the package google-cloud-compute", INSTALL)
+        raise EngineMissing("Compute Engine needs the package google-cloud-compute", INSTALL_CLOUD)
     auth = importlib.import_module("google.auth")
     if endpoint.startswith("http://"):
         token = os.environ.get("KIMISESSION_COMPUTE_TOKEN", "emulated")

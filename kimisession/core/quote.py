@@ -41,6 +41,7 @@ class Choices:
     price_ground: str = ""  # where that price is from, if the user did not state it
     idle_s: int | None = None
     duration_s: int | None = None
+    dearest_usd: Decimal | None = None  # an hour in the dearest zone that it may end up in: caps in dollars go by it
     budget_usd: Decimal | None = None
     sets: Mapping[str, FlagValue] = field(default_factory=dict)
     on_demand_fallback: bool = False
@@ -113,10 +114,11 @@ def make_quote(profile: Profile, choices: Choices, now: datetime) -> Quote:
     if duration_s > longest_s:
         raise ValueError(f"it is longer than the {limits.longest} that profile {profile.name} allows")
     deadline = now + timedelta(seconds=duration_s)
-    # The dollar cap becomes a moment at the price agreed now; no cheaper price later moves it.
+    # The dollar cap becomes a moment at the dearest price that may be asked; no cheaper price later moves it.
+    dearest = max(price, choices.dearest_usd or price)
     budget_at = None
-    if choices.budget_usd is not None and price > 0:
-        budget_at = now + timedelta(seconds=min(int(choices.budget_usd * 3600 / price), 10**8))
+    if choices.budget_usd is not None and dearest > 0:
+        budget_at = now + timedelta(seconds=min(int(choices.budget_usd * 3600 / dearest), 10**8))
     ends_at = min(deadline, budget_at) if budget_at else deadline
     return Quote(
         profile,
@@ -128,7 +130,7 @@ def make_quote(profile: Profile, choices: Choices, now: datetime) -> Quote:
         deadline,
         now + timedelta(seconds=longest_s),
         budget_at,
-        price_of(price, now, ends_at),
+        price_of(dearest, now, ends_at),
     )
 
 

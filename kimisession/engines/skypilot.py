@@ -38,6 +38,7 @@ from kimisession.engines.slurm import FOLDER
 from kimisession.engines.task import AUTODOWN_MINUTES, AUTODOWN_MINUTES_GCP, GRACE_S, task_config
 from kimisession.engines.tunnel import close_tunnel, open_endpoint, open_tunnel
 from kimisession.errors import (
+    INSTALL_CLOUD,
     BudgetRefused,
     DoesNotFit,
     EngineFailed,
@@ -53,7 +54,6 @@ from kimisession.node import job
 
 #: SkyPilot releases that the rigs ran. Its SDK moves between minor versions.
 TESTED = ("0.14.1", "0.15")
-INSTALL = 'pip install "kimisession[cloud]"'
 
 #: One question to the place per second is enough for any eye.
 PACE_S = 1.0
@@ -89,7 +89,7 @@ def installed() -> str:
     except importlib.metadata.PackageNotFoundError:
         version = ""  # a checkout of SkyPilot that was never installed
     if not version:
-        raise EngineMissing("SkyPilot is not installed, and this place is rented through it", INSTALL)
+        raise EngineMissing("SkyPilot is not installed, and this place is rented through it", INSTALL_CLOUD)
     return version
 
 

@@ -43,7 +43,7 @@ _MARK = "@@kimisession@@"
 #: For a shell on a job's node: ask SkyPilot's batch script to end, which then removes the node's folders and its own in the user's
 #: home. One TERM, and to the batch shell before the `sleep` that it waits for: one that comes while it cleans up breaks that
 #: off, for bash runs its `trap 'exit 0' TERM` inside of its EXIT trap as well (bash 5.2). A `scancel` that is repeated when it
-#: fails is no such one TERM: said by the job itself, it dies of the signal that it asks for, and has failed. Fails when Slurm
+#: fails is no such one TERM: said by the job itself, it may die of the signal that it asks for, and has failed. Fails when Slurm
 #: does not list the processes.
 IN_ORDER = """\
 told=$(scontrol listpids {job} 2> /dev/null | awk '

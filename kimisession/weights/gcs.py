@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from kimisession.errors import INSTALL_CLOUD
 from kimisession.node.web import BUSY, Site, retry_after_s
 from kimisession.node.wire import HttpWire, Range, WireError
 from kimisession.weights.bucket import Reader, Stat, Upload
@@ -64,7 +65,7 @@ class GcsBucket:
         except ImportError:
             raise WeightsError(
                 "Google Cloud Storage needs the package google-cloud-storage",
-                "pip install 'kimisession[cloud]'",
+                INSTALL_CLOUD,
             ) from None
         if os.environ.get("STORAGE_EMULATOR_HOST"):
             credentials = importlib.import_module("google.auth.credentials")

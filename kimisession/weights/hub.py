@@ -42,6 +42,10 @@ class HubSource:
         self.name = model
         self._asked = revision
         self._endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        if "@" in urlsplit(self._endpoint).netloc:  # it is named in errors, and they are printed
+            raise BadSource(
+                "the hub's address carries a name or a password", "leave it out of HF_ENDPOINT; export HF_TOKEN"
+            )
         self._token = token if token is not None else token_here()
         self._commit = revision if is_commit(revision) else ""
         self._files: tuple[SourceFile, ...] | None = None

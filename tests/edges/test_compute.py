@@ -10,7 +10,7 @@ from emulated import ID, NODE, PROJECT, ZONE, Project, body_of, labels_of, neede
 from kimisession.cloud.compute import Denied, NoCredentials, open_compute
 from kimisession.core.audit import proof_of_gone, what_ended
 from kimisession.core.inventory import Disk, Inventory
-from kimisession.errors import EngineMissing, KimiError, QuotaExceeded, Unconfirmed
+from kimisession.errors import INSTALL_CLOUD, EngineMissing, KimiError, QuotaExceeded, Unconfirmed
 
 NOW = datetime.now(UTC)
 AN_HOUR_AGO = NOW - timedelta(hours=1)
@@ -263,4 +263,4 @@ def test_without_the_library_or_credentials_it_says_what_to_type(
     with pytest.raises((NoCredentials, EngineMissing)) as caught:
         open_compute("p")
     assert isinstance(caught.value, KimiError)
-    assert caught.value.hint in ("gcloud auth application-default login", 'pip install "kimisession[cloud]"')
+    assert caught.value.hint in ("gcloud auth application-default login", INSTALL_CLOUD)

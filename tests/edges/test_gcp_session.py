@@ -173,6 +173,21 @@ def test_a_stop_while_the_cloud_is_down_is_loud_and_confirmed_once_it_answers(th
     assert there.cloud.machines == {}
 
 
+def test_a_clock_that_is_set_back_during_a_stop_makes_no_endless_wait(there: There) -> None:
+    session = there.start()
+    there.cloud.silent = ("us-central1-a",)
+    controller, rounds = there.controller(), []
+
+    def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        there.moment += timedelta(seconds=-3600 if len(rounds) == 20 else seconds)
+
+    controller.sleep = sleep
+    with pytest.raises(LeakSuspected):
+        controller.stop(session, "kimisession stop", "user", within_s=120)
+    assert 100 < sum(rounds) < 130
+
+
 def test_a_session_that_ended_by_itself_is_proven_gone_by_two_looks(there: There) -> None:
     session = there.start()
     there.cloud.remove(node_of(session.id))

@@ -337,7 +337,9 @@ def test_the_last_words_of_a_machine_that_is_gone_are_kept(tmp_path: Path) -> No
 def test_a_line_that_is_down_is_no_reason_to_end_what_was_heard_once(tmp_path: Path) -> None:
     old = datetime.now(UTC) - timedelta(hours=1)
     deaf = replace(THERE, since=old, files=())
-    assert not engine(tmp_path, deaf).observe(ID).unguarded, "it was not launched from here, so there may be no key to it"
+    assert not engine(tmp_path, deaf).observe(ID).unguarded, (
+        "it was not launched from here, so there may be no key to it"
+    )
     (tmp_path / ID).mkdir(exist_ok=True)
     (tmp_path / ID / "session.json").write_text("{}")
     assert engine(tmp_path, deaf).observe(ID).unguarded, "never heard: SkyPilot may have died before the keeper began"

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kimisession.errors import INSTALL_CLOUD
+
 CHECKOUT = Path(__file__).parents[2]
 ASK = """
 from kimisession.engines.base import open_engine
@@ -28,10 +30,10 @@ def ask(folder: Path) -> str:
 
 def test_an_empty_folder_named_sky_is_not_taken_for_skypilot(tmp_path: Path) -> None:
     (tmp_path / "sky").mkdir()
-    assert ask(tmp_path) == 'EngineMissing pip install "kimisession[cloud]"'
+    assert ask(tmp_path) == f"EngineMissing {INSTALL_CLOUD}"
 
 
 def test_a_folder_named_sky_with_the_real_distribution_absent_says_how_to_install(tmp_path: Path) -> None:
     (tmp_path / "sky").mkdir()
     (tmp_path / "sky" / "__init__.py").write_text("")
-    assert ask(tmp_path) == 'EngineMissing pip install "kimisession[cloud]"'
+    assert ask(tmp_path) == f"EngineMissing {INSTALL_CLOUD}"

@@ -97,3 +97,9 @@ def test_a_file_that_is_longer_than_its_listing_is_told(hub: HubServer, tmp_path
 def test_a_hub_that_is_not_there_is_worth_another_try() -> None:
     with pytest.raises(TryAgain):
         HubSource("owner/mini", endpoint="http://127.0.0.1:9").revision()
+
+
+def test_a_password_in_the_hubs_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(BadSource) as raised:
+        HubSource("owner/mini", endpoint="http://user:hunter2@127.0.0.1:1")
+    assert "hunter2" not in f"{raised.value} {raised.value.hint}"
