@@ -15,7 +15,6 @@ EngineMissing                1   a part that this needs is not installed
 NotYetGone                   -   a signal between engine and controller: ask again
 """
 
-
 #: What makes the parts installed that rented machines need. From the checkout: kimisession is on no package index, and who
 #: owns that name there is not known.
 INSTALL_CLOUD = 'in the checkout: pipx install --force ".[cloud]", or pip install ".[cloud]" in a virtual environment'

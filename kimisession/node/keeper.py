@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -39,12 +40,18 @@ from kimisession.node.traffic import Counters
 
 _FIRST_ANSWER_S = 300.0  # the first completion may wait for kernels to compile
 _NAMES_AN_ERROR = re.compile(r"[A-Za-z]Error\b|\b[Ee]rror:|\bfailed\b")
+_SECRET = re.compile(r"(TOKEN|TOKEN_PATH|SECRET|PASSWORD|_KEY|CREDENTIAL)$")
 _TAIL_BYTES = 1 << 20  # an engine that floods its log is read from its newest megabyte
 
 
 def boot_clock() -> float:
     """Seconds on a clock that never steps and goes on during suspend: a closed laptop must not stretch a cap."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the engine may have of an environment: it runs the model's own code, and needs none of a person's tokens."""
+    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
 
 
 class Log:
@@ -309,7 +316,7 @@ class Keeper:
 
     def _start_engine(self, now: float) -> None:
         assert self.config.engine is not None
-        env = {**os.environ, **self.config.engine.env, "VLLM_API_KEY": self.key}
+        env = {**without_secrets(os.environ), **self.config.engine.env, "VLLM_API_KEY": self.key}
         self._phase_begins("boot", now)
         self.engine = Task("engine", fill(self.argv, self._values()), env, self.machine / "run" / "engine.log")
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import pytest
 from test_keeper import Machine, wait_for
 
 from kimisession.node import leash
+from kimisession.node.keeper import without_secrets
 from kimisession.rehearsal.standin_model import make_standin_model
 
 
@@ -82,3 +83,9 @@ def test_a_restart_that_never_gets_ready_goes_back_to_the_flags_of_before(machin
 def _argv(folder: Path) -> list[str]:
     running = json.loads((folder / "run" / "argv.json").read_text())
     return [str(arg) for arg in running["argv"]]
+
+
+def test_the_engine_gets_none_of_a_persons_tokens() -> None:
+    secrets = {"HF_TOKEN": "1", "HF_TOKEN_PATH": "2", "OPENAI_API_KEY": "3", "AWS_SECRET_ACCESS_KEY": "4"}
+    needed = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "GOOGLE_APPLICATION_CREDENTIALS": "/file", "HF_HOME": "/hf"}
+    assert without_secrets({**secrets, **needed}) == needed
