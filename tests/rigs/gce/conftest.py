@@ -3,9 +3,11 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -59,11 +61,13 @@ def measure() -> Iterator[Measure]:
         assert seconds <= limit.latest_s, f"{case}: {seconds:.1f} s from {limit.from_}, at most {limit.latest_s:g}"
 
     yield one
+    # Plays in threads redirect sys.stdout for a moment each, and may leave it redirected.
+    say = partial(print, file=sys.__stdout__, flush=True)
     took_s, load = round(time.monotonic() - began), round(os.getloadavg()[0], 1)
-    print(f"\nbounds x {PATIENCE:g}, load average {load} on {os.cpu_count()} cores, {took_s} s in all")
-    print(f"{'case':55} {'ended by':32} {'seconds':>8} {'at most':>8}  from")
+    say(f"\nbounds x {PATIENCE:g}, load average {load} on {os.cpu_count()} cores, {took_s} s in all")
+    say(f"{'case':55} {'ended by':32} {'seconds':>8} {'at most':>8}  from")
     for case, layer, since, seconds, latest in rows:
-        print(f"{case:55} {layer:32} {seconds:8.1f} {latest:8g}  {since}")
+        say(f"{case:55} {layer:32} {seconds:8.1f} {latest:8g}  {since}")
     ready, gone = (next((row[3] for row in rows if row[0].startswith(case)), None) for case in ("start to", "idle to"))
     if ready is None or gone is None:  # a part of the run: the figures of the last whole one are kept
         return
@@ -72,4 +76,4 @@ def measure() -> Iterator[Measure]:
     about = {"at": time.time(), "commit": commit, "took_s": took_s, "load": load, "patience": PATIENCE}
     figures = {"start_to_ready_s": ready, "idle_to_gone_s": gone}
     (IMAGE / "last.json").write_text(json.dumps({**about, **figures, "rows": rows}, indent=1) + "\n")
-    print(f"start to ready {ready} s, idle to gone {gone} s")
+    say(f"start to ready {ready} s, idle to gone {gone} s")

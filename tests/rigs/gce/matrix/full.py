@@ -223,7 +223,9 @@ def _play(world: World, cell: Cell) -> tuple[Session, Outcome]:
         problems.append(f"{seconds:.1f} s")
     acted = world.deleted_by(session.id)
     # Keeper and wrapper end the session, and say so (`reason`); the machine then goes by its timer.
-    if acted != {"keeper": "timer", "wrapper": "timer"}.get(cell.layer, cell.layer):
+    # A preempted one may go by it as well, in the second in which Google takes it.
+    allowed = {"keeper": ("timer",), "wrapper": ("timer",)}.get(cell.layer, (cell.layer,))
+    if acted not in ((*allowed, "timer") if cell.reason == "preempted" else allowed):
         problems.append(f"{acted} acted")
     return session, Outcome(seconds, acted, "-", tuple(problems))
 
@@ -248,7 +250,8 @@ def _settled(world: World, cell: Cell, session: Session, outcome: Outcome) -> Ou
         ours = sorted((line["began"], line["ended"]) for line in data["lines"] if line["kind"] == kind)
         theirs = sorted((line["start"], line["end"]) for line in billed if line["kind"] == theirs_kind)
         if len(ours) != len(theirs):
-            problems.append(f"{len(ours)} lines of ours for {kind}s, {len(theirs)} of Google's")
+            problems.append(f"{len(ours)} lines of ours of the kind {kind}, {len(theirs)} of Google's")
+            continue
         for mine, its in zip(ours, theirs, strict=False):
             offs = map(_apart_s, mine, its)
             lines, worst = lines + 1, max(worst, *offs)
