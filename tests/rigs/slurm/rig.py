@@ -205,6 +205,8 @@ class World:
             return wait_for(f"{session.id} to leave the queue", left, within_s)
         except AssertionError as late:
             told = (session.run / "journal.jsonl").read_text(encoding="utf-8").splitlines()[-4:]
+            logs = (f"/var/log/slurm/{name}.log" for name in ("slurmctld", "slurmd"))
+            told += [self.run("tail", "-n", "20", log, root=True).stdout for log in logs]
             raise AssertionError("\n".join([str(late), self.out("squeue"), *told])) from None
 
     def kill_the_server(self) -> None:
