@@ -16,7 +16,7 @@ GOOD: dict[str, Any] = json.loads(launch_spec(make_quote(PROFILE, choices(), NOO
 def test_a_good_config_is_read_from_a_machines_folder(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(json.dumps(GOOD))
     config = load(tmp_path)
-    assert (config.session, config.idle_s, config.steps[0].name) == ("demo-1", 1200, "weights")
+    assert (config.session, config.idle_s, config.steps[-1].name) == ("demo-1", 1200, "weights")
     assert config.engine.port == 8000
 
 
