@@ -259,6 +259,9 @@ class GcpPlace:
                 yield self._seen(machine, "machine", op.began, end[1].ended, _evidence(*end))
                 if machine.external_ip:
                     yield self._seen(_address_of(machine), "address", op.began, end[1].ended, _evidence(*end))
+                elif key not in known.get("machines", {}):  # no list ever had it: spot or not, and so its price, is not known
+                    why = "SkyPilot gives every machine an external address; nobody listed this one while it ran"
+                    yield SeenResource(f"gcp/{key}/address", "address", op.began, end[1].ended, why, None, "")
             if deleted is not None and deleted.ended:
                 _, size_gib, disk_type = known.get("disks", {}).get(key, ["", 0, ""])
                 disk = Disk(op.target, op.zone, op.began, size_gib=size_gib, disk_type=disk_type)

@@ -260,6 +260,16 @@ def test_what_is_gone_is_billed_from_its_insert_to_its_end_by_the_clouds_own_ope
         assert "deleted by me@example.com at 12:12:34 UTC, operation operation-1" in resource.evidence
 
 
+def test_a_machine_that_nobody_listed_had_an_address_all_the_same_whose_price_is_not_known(there: There) -> None:
+    there.cloud.insert(ID, LABELS)
+    there.pass_(35)
+    there.cloud.remove(node_of(ID))
+    (address,) = [r for r in there.proven().resources if r.kind == "address"]
+    assert (address.began, address.ended) == (NOON, NOON + timedelta(seconds=35))
+    assert address.usd_per_hour is None
+    assert "nobody listed this one" in address.evidence
+
+
 def test_a_stopped_machine_is_billed_to_its_stop_and_its_disk_until_it_is_deleted(there: There) -> None:
     there.cloud.insert(ID, LABELS)
     there.pass_(100)
