@@ -259,7 +259,8 @@ class GcpPlace:
                 yield self._seen(machine, "machine", op.began, end[1].ended, _evidence(*end))
                 if machine.external_ip:
                     yield self._seen(_address_of(machine), "address", op.began, end[1].ended, _evidence(*end))
-                elif key not in known.get("machines", {}):  # no list ever had it: spot or not, and so its price, is not known
+                elif key not in known.get("machines", {}):
+                    # No list ever had it: whether it was spot, and so what its address cost, is not known.
                     why = "SkyPilot gives every machine an external address; nobody listed this one while it ran"
                     yield SeenResource(f"gcp/{key}/address", "address", op.began, end[1].ended, why, None, "")
             if deleted is not None and deleted.ended:
