@@ -37,27 +37,24 @@ class Auth(Protocol):
         """Tell that these headers were refused; whether another try makes sense."""
 
 
-class Range:
+class Range(Protocol):
     """Bytes of one range, read into the caller's buffer."""
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill some of `buffer`; 0 means the end. Raises WireError."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Give the connection or file back."""
 
 
-class Wire:
+class Wire(Protocol):
     """Where weights come from; one per thread."""
 
     def open(self, name: str, offset: int, size: int, generation: int | None) -> Range:
         """The bytes [offset, offset + size) of an object, of this generation if given. Raises WireError."""
-        raise NotImplementedError
 
     def read(self, name: str) -> bytes:
         """A small object as a whole. Raises WireError."""
-        raise NotImplementedError
 
 
 class FolderRange(Range):

@@ -181,6 +181,7 @@ def test_killing_what_is_gone_is_fine() -> None:
     process = python("")
     process.communicate()
     leash.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, "it had ended by itself, and nothing was raised"
 
 
 def test_a_control_group_that_this_user_may_not_make_is_no_error() -> None:
