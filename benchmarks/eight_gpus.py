@@ -4,7 +4,8 @@
     python benchmarks/eight_gpus.py run tp dcp ...          # on the machine with the GPUs; vLLM 0.26.0 on torch 2.11
     python benchmarks/eight_gpus.py kill engine keeper      # kill -9 with all workers alive
 
-Options: --gpus H200:8  --layers 61  --engine-python python3  --out FOLDER (a JSON file a run, and the engine's log)  --rest S.
+Options: --gpus H200:8  --layers 61  --engine-python python3  --out FOLDER (a JSON file a run, and the engine's log)  --rest S
+--rank-of N (one GPU holds and computes what each of N would: full depth, no all-reduces).
 Each run is a session of the local engine, played with kimisession's own commands in a ledger of its own: start, bench at 1,
 2, 16 and 64 at once, stop (`idle` instead: nobody asks, and it ends by itself), receipt. Reported beside it: what this
 program's own clock, nvidia-smi and the server's own histograms saw (time to the first token from the server, because a
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--gpus", default="H200:8")
     parser.add_argument("--layers", type=int, default=61)
+    parser.add_argument("--rank-of", type=int, default=1, help="one GPU's share of so many")
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=Path("eight-gpus"))
     parser.add_argument("--port", default="")
@@ -65,7 +67,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], help="an engine flag for every run")
     args = parser.parse_args()
     if args.what == "predict":
-        return predictions(args.gpus, args.layers)
+        return predictions(args.gpus, args.layers, args.rank_of)
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in args.names:
@@ -96,7 +98,7 @@ def setup_of(run: dict[str, str], tp: int) -> Setup:
     )
 
 
-def predictions(gpus: str, layers: int) -> int:
+def predictions(gpus: str, layers: int, rank_of: int) -> int:
     """Weights, KV cache and tokens that the planner expects, with intervals."""
     name, _, count = gpus.partition(":")
     gpu = gpu_named(name)
@@ -104,7 +106,7 @@ def predictions(gpus: str, layers: int) -> int:
         print(f"the planner does not know the GPU {name!r}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        make_dummy_kimi(Path(folder), layers)
+        make_dummy_kimi(Path(folder), layers, rank_of)
         card = card_from_folder(Path(folder))
     print(f"{'run':<10}{'weights GiB':>20}{'KV GiB':>24}{'KV tokens':>34}  verdict")
     for title, run in RUNS.items():
@@ -159,7 +161,14 @@ class Stage:
         """Seed, start, and what came of it."""
         args = self.args
         model = self.home / "model"
-        argv = [sys.executable, "-m", "kimisession.rehearsal.dummy_kimi", str(model), str(args.layers)]
+        argv = [
+            sys.executable,
+            "-m",
+            "kimisession.rehearsal.dummy_kimi",
+            str(model),
+            str(args.layers),
+            str(args.rank_of),
+        ]
         subprocess.run(argv, env=self.env, check=True, stdout=subprocess.DEVNULL)
         code, _, said = self.command("seed", "kimi-k2.5-dummy", "--from", str(model), "--json")
         if code:
@@ -190,6 +199,7 @@ class Stage:
             "flags": sets,
             "gpus": args.gpus,
             "layers": args.layers,
+            "rank_of": args.rank_of,
             "began": began,
             "ready_after_s": round(time.time() - began, 1) if code == 0 else None,
             "phases_s": {x["phase"]: x["took_s"] for x in journal if x["kind"] == "phase" and "took_s" in x},

@@ -2,9 +2,11 @@
 
 Every tensor that the engine makes of it has its real size, type and sharding (memory, speed of kernels, start-up); what it
 says is noise. Dimensions and quantisation are those of the public checkpoint's config.json (61 layers, 384 experts, MLA;
-routed experts in compressed-tensors INT4, group 32). `layers` cuts it to fit fewer GPUs; the first layer is dense.
+routed experts in compressed-tensors INT4, group 32). `layers` cuts it to fit fewer GPUs; the first layer is dense. `rank_of`
+makes one GPU's share of a tensor-parallel group of its own: heads, widths and vocabulary divided, so one GPU holds and computes
+what each of `rank_of` would, at full depth, without their all-reduces.
 
-    python -m kimisession.rehearsal.dummy_kimi DIR [LAYERS]
+    python -m kimisession.rehearsal.dummy_kimi DIR [LAYERS [RANK_OF]]
 """
 
 import json
@@ -65,19 +67,31 @@ INT4 = {
 }
 
 
-def make_dummy_kimi(folder: Path, layers: int = 61) -> tuple[Path, ...]:
-    """Config and tokenizer, no weights. Returns the files. Raises ValueError for fewer than two layers."""
+def make_dummy_kimi(folder: Path, layers: int = 61, rank_of: int = 1) -> tuple[Path, ...]:
+    """Config and tokenizer, no weights. Returns the files. Raises ValueError for fewer than two layers, and for a `rank_of`
+    that the dimensions cannot be divided by."""
     if not 2 <= layers <= K25.num_hidden_layers:
         raise ValueError(f"{layers} layers: the first is dense, so between 2 and {K25.num_hidden_layers} make a model")
-    shape: Shape = replace(K25, num_hidden_layers=layers)
+    if rank_of not in (1, 2, 4, 8, 16):
+        raise ValueError(f"a rank of {rank_of}: heads and widths divide by 1, 2, 4, 8 or 16")
+    shape: Shape = replace(
+        K25,
+        num_hidden_layers=layers,
+        num_attention_heads=K25.num_attention_heads // rank_of,
+        intermediate_size=K25.intermediate_size // rank_of,
+        moe_intermediate_size=K25.moe_intermediate_size // rank_of,
+        vocab_size=K25.vocab_size // rank_of,
+    )
     note = f"Kimi K2.5's text dimensions with {layers} layers and no weights: for --load-format dummy."
+    if rank_of > 1:
+        note += f" One GPU's share of {rank_of}."
     return make_model_files(folder, shape, {"quantization_config": INT4, "note": note})
 
 
 def main(arguments: list[str]) -> int:
-    """`DIR [LAYERS]`."""
+    """`DIR [LAYERS [RANK_OF]]`."""
     folder = Path(arguments[0])
-    for file in make_dummy_kimi(folder, int(arguments[1]) if len(arguments) > 1 else 61):
+    for file in make_dummy_kimi(folder, *map(int, arguments[1:3])):
         print(file)
     print(json.dumps({"layers": json.loads((folder / "config.json").read_text())["num_hidden_layers"]}))
     return 0
