@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-.PHONY: test-vllm test-slurm test-gce sky rehearse test check lint types format core setup lock clean
+.PHONY: rehearse test lint types core test-vllm test-slurm test-gce sky format setup lock clean help
 
 rehearse: setup ## play a whole session on this machine (ENGINE=vllm: on real vLLM)
 ifeq ($(ENGINE),vllm)
@@ -14,8 +14,6 @@ endif
 	@$(BIN)/kimisession rehearse --engine $(ENGINE)
 
 test: setup lint types core ## format, lint, types and tests in one command
-
-check: test
 
 lint: setup
 	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q .
@@ -60,3 +58,6 @@ lock: setup ## pin the dependencies of pyproject.toml anew, with hashes
 
 clean: ## remove what the commands above made
 	rm -rf .venv .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)

@@ -18,19 +18,11 @@ from itertools import product
 from pathlib import Path
 
 from kimisession.core.plan.cpu_fit import hybrid_vram
-from kimisession.core.plan.fit import (
-    CannotPlan,
-    Figure,
-    Fit,
-    Setup,
-    VisionMode,
-    predict,
-    resolve,
-    token_bytes,
-    tokens_from_kv,
-)
+from kimisession.core.plan.fit import Fit, predict
 from kimisession.core.plan.gpus import Gpu, gpu_named
+from kimisession.core.plan.kv import token_bytes, tokens_from_kv
 from kimisession.core.plan.models import ModelCard, ModelUnknown
+from kimisession.core.plan.setup import CannotPlan, Figure, Setup, VisionMode, resolve
 from kimisession.model_file import card_named
 
 Row = dict[str, str]
@@ -82,7 +74,7 @@ def read_case(row: Row) -> Case:
     gpu = gpu_named(cell.get("gpu", ""))
     total = logged(cell.get("gpu_total_gib", ""))
     if gpu is None and total:
-        gpu = Gpu(cell.get("gpu", "") or "unnamed GPU", total, total, total, 0.0, "the table")
+        gpu = Gpu(cell.get("gpu", "") or "unnamed GPU", total, 0.0, "the table")
     try:
         card = card_named(cell.get("model", ""))
     except ModelUnknown as error:

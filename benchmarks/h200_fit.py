@@ -22,9 +22,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kimisession.core.plan.fit import Fit, Setup, predict, token_bytes, tokens_from_kv
+from kimisession.core.plan.fit import Fit, predict
 from kimisession.core.plan.gpus import gpu_named
+from kimisession.core.plan.kv import token_bytes, tokens_from_kv
 from kimisession.core.plan.models import ModelCard
+from kimisession.core.plan.setup import Setup
 from kimisession.model_file import card_named
 from kimisession.rehearsal.dummy_kimi import make_dummy_kimi
 

@@ -4,7 +4,7 @@
 
 Needs nginx (PATH or $NGINX_PATH), gcc and openssl; each mover that is not installed is named and left out. The set lies in
 memory, nginx serves it on the paths of the JSON API with checksums in its headers, all on this machine. Ends with one
-line per ratio of the issue and exits 1 when one is missed. Runs are interleaved; what else the machine did is recorded.
+line per ratio with its bound and exits 1 when one is missed. Runs are interleaved; what else the machine did is recorded.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def seal_in_place(work: Path, bucket: Path) -> int:
 
 
 def verdict(results: dict[str, list[Result]], total_bytes: int) -> int:
-    """One line per ratio of the issue."""
+    """One line per ratio, with its bound."""
     verdict = Verdict()
 
     def faster(ours: str, theirs: str, bound: float) -> None:

@@ -28,7 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.movers import Mover, Result, Verdict, interleave, scratch, shard_set, table  # noqa: E402
 from benchmarks.pull import certificate  # noqa: E402
-from tests.weights.servers import GcsServer, HubServer, crc_of, serving  # noqa: E402
+from tests.weights.gcs_server import GcsServer, crc_of  # noqa: E402
+from tests.weights.hub_server import HubServer  # noqa: E402
+from tests.weights.servers import serving  # noqa: E402
 
 PER_CONNECTION = 50e6
 IN_ALL = 400e6
@@ -160,7 +162,7 @@ def main() -> int:
 
 
 def verdict(results: dict[str, list[Result]], total_bytes: int) -> int:
-    """One line per ratio of the issue."""
+    """One line per ratio, with its bound."""
     verdict = Verdict()
     ours = results.get("kimisession", [])
     for theirs, bound in (("snapshot + gcloud", 0.50), ("snapshot + gsutil", 0.45)):

@@ -120,11 +120,11 @@ class Controller:
 
     def check(self, quote: Quote, make: Callable[[Quote, str, str], LaunchSpec] = launch_spec) -> LaunchSpec:
         """Refuse what cannot work before anything exists. Raises BudgetRefused, DoesNotFit."""
-        first = price_of(quote.usd_per_hour, quote.at, quote.at + FIRST_MINUTES)
-        budget = quote.choices.budget_usd
-        if budget is not None and budget < first:
+        budget, dearest = quote.choices.budget_usd, max(quote.usd_per_hour, quote.choices.dearest_usd or Decimal(0))
+        if budget is not None and quote.budget_at and quote.budget_at < quote.at + FIRST_MINUTES:
+            first = price_of(dearest, quote.at, quote.at + FIRST_MINUTES)
             raise BudgetRefused(
-                f"a budget of {cents(budget)} does not reach ten minutes at {cents(quote.usd_per_hour)} an hour",
+                f"a budget of {cents(budget)} does not reach ten minutes at {cents(dearest)} an hour",
                 f"give --budget {first.quantize(Decimal('0.01')) + Decimal('0.01')} or more",
             )
         session_id = f"{quote.choices.name}-{secrets.token_hex(4)}"
@@ -157,6 +157,7 @@ class Controller:
             pretended=quote.pretended,
             recovers=quote.recovers,
             bucket=choices.bucket_url,
+            dearest_usd=choices.dearest_usd,
         )
         self.store.claim(spec.session_id)
         try:

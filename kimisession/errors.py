@@ -9,9 +9,9 @@ KimiError                    1   something went wrong
   EngineFailed               6   the session came up and died, or did not answer
   LeakSuspected              7   something may be running and billed; outranks every other
     Unconfirmed              7   gone could not be proven
-  TimedOut                 124
+  TimedOut                 124   it did not get ready within its limits
   Interrupted              130   Ctrl-C
-EngineMissing                1   a part that this needs is not installed
+  EngineMissing              1   a part that this needs is not installed
 NotYetGone                   -   a signal between engine and controller: ask again
 """
 
@@ -80,7 +80,7 @@ class Unconfirmed(LeakSuspected):
 
 
 class TimedOut(KimiError):
-    """The user's own time limit for a command passed."""
+    """The session did not get ready within the limits of its profile, and was ended."""
 
     exit_code = 124
 

@@ -7,8 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from kimisession.core.plan.flags import FlagTable, KnownFlag, Refused, check_flags
-from kimisession.core.profile import FlagValue
+from kimisession.core.plan.flags import FlagTable, KnownFlag
 
 
 @cache
@@ -46,9 +45,3 @@ def _flag(name: str, row: Mapping[str, Any]) -> KnownFlag:
         folded=bool(row.get("folded")),
         deprecated=bool(row.get("deprecated")),
     )
-
-
-def refused_flags(kind: str, version: str, flags: Mapping[str, FlagValue]) -> tuple[Refused, ...]:
-    """`check_flags` where the version has a table; an engine without one is not checked."""
-    table = known_flags(kind, version)
-    return check_flags(table, flags) if table else ()

@@ -15,7 +15,7 @@ from kimisession.paths import config_home
 
 #: Every setting and what it is for. Values are text, read by the same code that reads the flag of that name.
 KNOWN: dict[str, str] = {
-    "profile": "what `start` runs when no profile is named",
+    "profile": "what `start` and `plan` take when no profile is named",
     "infra": "where sessions run",
     "gpus": "what they may use there, like H100:8",
     "idle": "end after this long without requests",

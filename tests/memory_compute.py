@@ -16,7 +16,6 @@ from kimisession.core.inventory import (
     Machine,
     Operation,
     Resource,
-    may_still_make,
     operations_of,
 )
 from kimisession.core.launch import LABEL_SESSION
@@ -128,9 +127,6 @@ class MemoryCompute:
             raise Unconfirmed(f"could not list the operations of {', '.join(self.silent)}")
         found = [op for op in self.log if op.began >= since]
         return operations_of(session_id, found) if session_id else tuple(found)
-
-    def insert_operations_pending(self, session_id: str, since: datetime) -> tuple[Operation, ...]:
-        return may_still_make(self.operations(session_id, since))
 
     def delete(self, resource: Resource) -> Operation | None:
         self._reach()

@@ -12,7 +12,7 @@ from kimisession.cli.opening import BEYOND, after_the_end, open_controller, pick
 from kimisession.cli.sessions import REASONS, receipt, receipt_data, utc_now
 from kimisession.core.cost import cents, cost_of, per_million
 from kimisession.core.ledger import Session
-from kimisession.errors import KimiError, LeakSuspected, UsageMistake
+from kimisession.errors import Interrupted, KimiError, LeakSuspected, UsageMistake
 from kimisession.node.policy import span
 from kimisession.store import Row
 
@@ -59,8 +59,8 @@ def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> N
     controller = open_controller()
     if everything:
         sessions = [controller.store.session(session_id) for session_id in controller.open_ids()]
-    else:
-        sessions = [pick(controller, name, gone_too=name is not None)]
+    else:  # stopping twice is fine, also without a name
+        sessions = [pick(controller, name)] if name or controller.open_ids() else []
     if not sessions:
         (show.say if json else show.out)("no session is running")
         show.next_step(BEYOND)
@@ -78,9 +78,14 @@ def run_stop(name: str | None, everything: bool, dry_run: bool, json: bool) -> N
             except LeakSuspected as error:  # the others must be stopped all the same
                 failed = error
                 continue
+            except KeyboardInterrupt:
+                told = f"interrupted while {session.name} was being stopped: whether it is gone is not known"
+                raise Interrupted(told, f"kimisession stop {session.name} goes on") from None
         receipt(session, utc_now(), controller.chain(session))
     if failed:
         raise failed
+    if sessions and not dry_run and not json:
+        show.next_step("kimisession cost", "kimisession start")
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,8 @@ def run_cost(name: str | None, newest: int, json: bool, storage: bool = False) -
                 show.warn("not looked:", f"{error.message}; {error.hint}" if error.hint else error.message)
         receipt(session, utc_now(), controller.chain(session))
         raise_if_loud([session])
+        if not json:
+            show.next_step(*([f"kimisession status {session.name}"] if session.live else []), "kimisession cost")
         return
     looked, now = controller.live(), utc_now()
     live = {session.id: session for session, _ in looked}

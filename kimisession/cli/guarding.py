@@ -6,7 +6,8 @@ from kimisession.cli import show
 from kimisession.cli.asking import agreed
 from kimisession.cli.sessions import utc_now
 from kimisession.cloud import guard, permissions
-from kimisession.cloud.compute import Cloud, open_compute
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.compute import open_compute
 from kimisession.core.guard import EVERY_S, LABEL_CODE, LABEL_DID, NAME, beat_of, guard_layer
 from kimisession.errors import KimiError, UsageMistake
 

@@ -136,7 +136,7 @@ def run_connect(name: str | None, export: bool, thinking: bool, json: bool) -> N
         off = "" if thinking else ', "chat_template_kwargs": {"thinking": false}'
         extra = "" if thinking else '; create(..., extra_body={"chat_template_kwargs": {"thinking": False}})'
         body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 1024{off}}}'
-        show.pairs(
+        lines = show.pair_lines(
             [
                 ("base URL", base),
                 ("API key", key),
@@ -148,8 +148,10 @@ def run_connect(name: str | None, export: bool, thinking: bool, json: bool) -> N
                     f"  -H \"Authorization: Bearer $OPENAI_API_KEY\" -d '{body}'",
                 ),
                 ("Python", f"from openai import OpenAI; client = OpenAI(){extra}  # reads the exports"),
-            ]
+            ],
+            0,
         )
+        show.out("\n".join(lines))  # as they are on any terminal: they are there to be copied
         show.next_step(f"kimisession test {session.name}")
 
 

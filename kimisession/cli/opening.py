@@ -11,7 +11,7 @@ from kimisession.settings import settings
 from kimisession.store import Store, open_store
 
 #: Where to look for what this ledger never knew or has lost: no row of it, and no place asked for it, is no proof.
-BEYOND = "kimisession sweep asks the cloud what this ledger does not know"
+BEYOND = "`kimisession sweep` asks the cloud what this ledger does not know"
 
 #: The ledgers that this process opened.
 _OPENED: list[Store] = []
@@ -61,7 +61,7 @@ def pick(controller: Controller, name: str | None, *, gone_too: bool = False) ->
     if not rows and gone_too:
         rows = controller.store.rows(newest=1)
     if not rows:
-        raise UsageMistake("there is no session", f"start one with `kimisession start`; {BEYOND}")
+        raise UsageMistake("no session is running", f"start one with `kimisession start`; {BEYOND}")
     if len(rows) > 1:
         names = ", ".join(sorted(row.name for row in rows))
         raise UsageMistake(f"there are {len(rows)} live sessions: {names}", "name the one that you mean")

@@ -74,6 +74,7 @@ def run_plan(options: PlanOptions) -> None:
 
 def show_plan(plan: SessionPlan, options: PlanOptions, source: tuple[str, ...] = ()) -> None:
     """A plan as the options ask for it; `source` says where the model's sizes are from. Raises DoesNotFit."""
+    refuse_idle_ram([plan], options)
     if options.lock:
         _print_lock(plan)
     elif options.manifests:
@@ -90,6 +91,7 @@ def show_plan(plan: SessionPlan, options: PlanOptions, source: tuple[str, ...] =
 def run_compare(first: str, second: str, options: PlanOptions) -> None:
     """Two profiles side by side."""
     plans = [make_plan(load_profile(name), options) for name in (first, second)]
+    refuse_idle_ram(plans, options)
     if options.json:
         show.as_json("plans", [as_data(plan) for plan in plans])
         return
@@ -103,6 +105,16 @@ def run_compare(first: str, second: str, options: PlanOptions) -> None:
     table = [(name, *(_narrow(column.get(name, "-")) for column in columns)) for name in names]
     show.table(("", first, second), table)
     show.next_step(f"kimisession plan {first} --explain")
+
+
+def refuse_idle_ram(plans: Sequence[SessionPlan], options: PlanOptions) -> None:
+    """`--ram` where nothing goes by it: no plan keeps experts in host memory, and no manifest asks for so much. Raises
+    UsageMistake."""
+    if options.ram_gib is None or options.manifests or any(plan.holding.host for plan in plans):
+        return
+    first, *others = (plan.question.profile.name for plan in plans)
+    who = f"neither {first} nor {others[0]} keeps" if others else f"{first} keeps no"
+    raise UsageMistake(f"--ram would change nothing: {who} experts in host memory", "leave --ram out")
 
 
 def _narrow(text: str) -> str:

@@ -61,6 +61,7 @@ def show_profile(name: str, json: bool) -> None:
     for fact in profile.provenance:
         rows.append((fact.verdict, f"{fact.claim}\n{fact.source}" + (f"\n{fact.note}" if fact.note else "")))
     show.pairs(rows)
+    show.next_step(f"kimisession plan {name}", f"kimisession start {name}")
 
 
 def _in_pairs(argv: tuple[str, ...]) -> list[str]:

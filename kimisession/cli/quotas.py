@@ -1,9 +1,10 @@
 """`quota`: the quotas that a profile needs on GCP, what is granted, and the request for the rest."""
 
 from kimisession.cli import show
-from kimisession.cloud.compute import Cloud, open_compute
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.compute import open_compute
 from kimisession.cloud.quota import Standing, console_link, needs, offered_in, request_command, standings
-from kimisession.errors import QuotaExceeded
+from kimisession.errors import QuotaExceeded, UsageMistake
 from kimisession.profile_file import load_profile
 
 #: Regions shown unless one is named: the cheapest of those that have such machines.
@@ -15,6 +16,8 @@ def run_quota(
 ) -> None:
     """The three quotas by region. Raises QuotaExceeded when no region has enough of them."""
     accelerators = gpus or load_profile(profile).hardware.accelerators[0]
+    if accelerators.partition(":")[0] == "CPU":
+        raise UsageMistake(f"{profile} runs on a CPU: it needs no GPU quota", f"kimisession plan {profile}")
     wanted = [(market, need) for market in ("spot", "on demand") for need in needs(accelerators, market == "spot")]
     regions = (region,) if region else offered_in(accelerators)[:SHOWN]
     cloud = cloud or open_compute(project)

@@ -1,4 +1,4 @@
-"""`kimisession schema`: what `--json` prints, as JSON Schema. The files are made by kimisession/cli/documents.py."""
+"""`kimisession schema`: what `--json` prints, as JSON Schema. The files are made by kimisession/cli/documents."""
 
 import difflib
 from pathlib import Path

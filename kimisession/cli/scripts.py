@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kimisession.cli import show
-from kimisession.cli.planning import PlanOptions, as_data, card_of, checked, make_plan
+from kimisession.cli.planning import PlanOptions, as_data, card_of, checked, make_plan, refuse_idle_ram
 from kimisession.core.catalog import parse_accelerators
 from kimisession.core.launch import check_name
 from kimisession.core.plan.flags import FlagTable, Refused, check_flags
@@ -36,6 +36,7 @@ def run_script(path: Path, version: str | None, options: PlanOptions) -> None:
     kept = {name: value for name, value in script.flags.items() if not _is_refused(name, refused)}
     text = profile_text(_name(path), script, table.version if table else "", kept, refused, options.gpus)
     plan = make_plan(profile_from_text(text, str(path)), options)
+    refuse_idle_ram([plan], options)
     engine = f"{script.kind} {table.version if table else script.version}"
     if options.json:
         found = [{"flag": r.flag, "why": r.why, "replacement": r.replacement} for r in refused]
@@ -58,8 +59,10 @@ def _read(path: Path, version: str | None) -> tuple[ServeScript, FlagTable | Non
     """The script, read with its engine's table, and whether the version had to be guessed."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageMistake(f"--from: {path} cannot be read: {error}", "name a shell script") from None
+    except OSError as error:
+        raise UsageMistake(f"--from: {path}: {error.strerror}", "name a shell script") from None
+    except UnicodeDecodeError:
+        raise UsageMistake(f"--from: {path} is no text", "name a shell script") from None
     try:
         first = parse_script(text)
         newest = NEWEST_VLLM if first.kind == "vllm" else NEWEST_SGLANG

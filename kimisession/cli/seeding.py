@@ -11,7 +11,7 @@ from pathlib import Path
 from kimisession.cli import show
 from kimisession.core.launch import label_value
 from kimisession.core.profile import Checkpoint, Profile
-from kimisession.errors import KimiError, UsageMistake
+from kimisession.errors import Interrupted, KimiError, UsageMistake
 from kimisession.node.policy import span
 from kimisession.paths import buckets_home
 from kimisession.profile_file import load_profile
@@ -34,7 +34,10 @@ MADE_HERE: dict[str, Callable[[Path], object]] = {
 
 
 def bucket_url(profile: str, given: str | None) -> str:
-    """Where the weights of a profile are: what the user says, else a folder of the user's own."""
+    """Where the weights of a profile are: what the user says, else a folder of the user's own. A path becomes an address, which
+    means the same in every folder and on a machine that only gets the address."""
+    if given and "://" not in given and "/" in given:
+        return Path(given).expanduser().absolute().as_uri()
     return given or f"file://{buckets_home() / profile}"
 
 
@@ -73,6 +76,10 @@ def run_seed(words: SeedWords) -> None:
     if words.verify:
         manifest = read_seal(open_bucket(url))
         verify(open_bucket(url), manifest, _Telling("verified"), deep=True)
+        show.clear()
+        show.say(
+            f"every byte read back: {len(manifest.files)} files, {show.size(manifest.total_bytes)}, as they were sealed"
+        )
         print_manifest(url, manifest, words.json)
         return
     checkpoint = _checkpoint(profile, words.checkpoint)
@@ -88,17 +95,25 @@ def run_seed(words: SeedWords) -> None:
         return
     if url.startswith("gs://"):
         ensure_bucket(url, words.region, profile.name)
+    if isinstance(source, FolderSource):
+        show.say(f"reading {source.name} once for its checksums, then sending it")
     with tempfile.TemporaryDirectory(prefix="kimisession-weights-") as made:
         if source is None and maker is not None:
             maker(Path(made))
         began = time.monotonic()
-        manifest = seed(
-            source or FolderSource(Path(made)),
-            open_bucket(url),
-            model=checkpoint.repo,
-            revision=words.revision if words.revision and is_commit(words.revision) else None,
-            progress=_Telling("seeded"),
-        )
+        try:
+            manifest = seed(
+                source or FolderSource(Path(made)),
+                open_bucket(url),
+                model=checkpoint.repo,
+                revision=words.revision if words.revision and is_commit(words.revision) else None,
+                progress=_Telling("seeded"),
+            )
+        except KeyboardInterrupt:
+            show.clear()
+            raise Interrupted(
+                f"interrupted: {url} is not sealed, and keeps what was sent", "the same command again goes on there"
+            ) from None
     took = time.monotonic() - began
     show.say(f"sealed {len(manifest.files)} files, {show.size(manifest.total_bytes)} in {took:.1f} s")
     print_manifest(url, manifest, words.json)
@@ -169,7 +184,7 @@ def print_manifest(url: str, manifest: Manifest, json: bool) -> None:
         [
             ("bucket", url),
             ("model", f"{manifest.model}, revision {manifest.revision[:16]}"),
-            ("written", f"{manifest.written_at} by {manifest.written_by}"),
+            ("written", f"{show.moment(manifest.written_at)} by {manifest.written_by}"),
         ]
     )
     monthly = _monthly(url, manifest.total_bytes)
@@ -185,21 +200,27 @@ def _monthly(url: str, weights_bytes: int) -> str:
     if not url.startswith("gs://"):
         return ""
     from kimisession.weights.gcs import GcsBucket
+
+    return f"{keeping(weights_bytes, *GcsBucket.at(url).place())}; deletion: kimisession seed --delete --bucket {url}"
+
+
+def keeping(weights_bytes: int, location: str, storage_class: str) -> str:
+    """Dollars a month, where from and for what; a class or a place without a known price is named, not guessed."""
     from kimisession.weights.storage_cost import usd_per_month
 
-    location = GcsBucket.at(url).location()
-    usd = usd_per_month(weights_bytes, location)
-    if usd is None:
-        return f"not priced: no storage price is known for {location or 'its location'}"
-    return f"${usd} a month in {location} (standard class; deletion: kimisession seed --delete --bucket {url})"
+    usd = usd_per_month(weights_bytes, location) if storage_class == "STANDARD" else None
+    where = f"{location or 'an unknown place'}, {storage_class.lower() or 'unknown'} class"
+    return f"not priced: no price is known here for {where}" if usd is None else f"${usd} a month in {where}"
 
 
 class _Telling:
-    """Progress as one line that changes: the whole, and the shard that will take longest."""
+    """Progress as one line that changes: the whole, and the shard that will take longest. Where no line can change, one for
+    every tenth, so that a log shows that it moves."""
 
     def __init__(self, verb: str) -> None:
         self.verb = verb
         self.pacing = Pacing()
+        self.told = 0
 
     def __call__(self, progress: Progress) -> None:
         whole, *shards = self.pacing.feed(progress, time.monotonic())
@@ -211,23 +232,29 @@ class _Telling:
         if slow is not None and len(shards) > 1:
             line += f"; {len(shards)} at once, slowest {slow.path} at {show.size(int(slow.bytes_per_s))}/s"
         show.flash(line)
+        tenth = 10 * progress.done_bytes // progress.total_bytes if progress.total_bytes else 0
+        if not show.moves_cursor(sys.stderr) and self.told < tenth < 10:
+            self.told = tenth
+            show.say(line)
 
 
 def _delete(bucket: Bucket, given: str | None, dry_run: bool) -> None:
     """Weights are hours of downloading: deleting them asks for the bucket's name."""
     if dry_run:
-        show.would(f"delete every object of {bucket.url}")
+        show.would(f"delete the seeded weights in {bucket.url}")
         return
     if given is None:
         if not sys.stdin.isatty():
             raise UsageMistake(
                 "deleting weights asks for the bucket's name", f"add --name {bucket.name} if you mean it"
             )
-        show.say(f"This deletes every object of {bucket.url}.")
+        show.say(f"This deletes the seeded weights in {bucket.url}.")
         given = input(f"Type {bucket.name} to go on: ").strip()
     if given != bucket.name:
         raise KimiError(f"{given!r} is not the bucket's name: nothing was deleted", f"its name is {bucket.name}")
-    objects = delete(bucket, given)
+    deleted = delete(bucket, given)
     if show.SETTINGS.json:
-        show.as_json("deleted", {"bucket": bucket.url, "objects": objects})
-    show.say(f"deleted {objects} objects of {bucket.url}")
+        show.as_json("deleted", {"bucket": bucket.url, "objects": deleted.objects})
+    show.say(f"deleted {deleted.objects} objects of {bucket.url}")
+    if deleted.left:
+        show.say(f"{deleted.left} other objects stay there: kimisession did not write them")

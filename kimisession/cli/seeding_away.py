@@ -1,6 +1,7 @@
 """`kimisession seed` into a bucket in the cloud: quote, question, a rented machine that seeds, then the proof that it is gone."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from kimisession.weights.errors import NotSeeded
 from kimisession.weights.hub import HubSource, token_here
 from kimisession.weights.manifest import Manifest
 from kimisession.weights.seal import read_seal
-from kimisession.weights.seed import sealed_already
+from kimisession.weights.seed_plan import sealed_already
 
 #: Where a seeding may run: rented, or here with the same parts, which is for trying it out.
 PLACES = ("gcp", "local")
@@ -254,7 +255,10 @@ def hub_address() -> str:
 def _rejoin(controller: Controller, session: Session, url: str, words: SeedWords) -> None:
     """The same command again: follow what runs. Raises UsageMistake when it is another command."""
     asked = dict(word.partition("=")[::2] for word in (session.request.engine_flags if session.request else "").split())
-    if asked.get("bucket") != url or (words.revision and not asked.get("revision", "").startswith(words.revision)):
+    commit = (
+        words.revision if words.revision and re.fullmatch("[0-9a-f]{7,40}", words.revision) else ""
+    )  # else a branch
+    if asked.get("bucket") != url or not asked.get("revision", "").startswith(commit):
         raise UsageMistake(
             f"session {session.name} seeds {asked.get('bucket', 'something else')} at {asked.get('revision', '?')[:16]} now",
             f"kimisession status {session.name}, or end it with kimisession stop {session.name}",

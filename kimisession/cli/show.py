@@ -218,20 +218,14 @@ def decimal_text(value: Decimal) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Columns that align, on standard output; `right` names the columns of figures. On a terminal that is too narrow the
-    widest columns of words fold under themselves; in a pipe every cell is whole."""
+    widest columns of words fold under themselves between words, never inside one: a name stays whole, so that it can be copied.
+    Where not even that has room, each row is a page of names and values. In a pipe every cell is whole."""
     cells = [[cell.split("\n") for cell in row] for row in [head, *rows]]
-    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(head))]
-    words = [i for i in range(len(head)) if i not in right]
     room = columns(sys.stdout)
-    while room and (over := sum(widths) + 2 * (len(widths) - 1) - room) > 0:
-        widest = max(words, key=lambda i: widths[i])
-        narrower = max(_NARROWEST, widths[widest] - over)
-        if narrower == widths[widest]:
-            break  # it cannot be squeezed any more
-        fold = textwrap.TextWrapper(narrower).wrap
-        for row in cells:
-            row[widest] = [part for line in row[widest] for part in fold(line) or [""]]
-        widths[widest] = max(len(line) for row in cells for line in row[widest])
+    if room and not _fold(cells, right, room):
+        _pages(head, rows)
+        return
+    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(head))]
     for number, row in enumerate(cells):
         for line in range(max(map(len, row))):
             parts = [cell[line] if line < len(cell) else "" for cell in row]
@@ -240,6 +234,36 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[i
             ]
             text = "  ".join(padded).rstrip()
             out(text if number else paint(text, "bold", sys.stdout))
+
+
+def _fold(cells: list[list[list[str]]], right: frozenset[int], room: int) -> bool:
+    """Fold columns of words until the table is no wider than `room`; False if it cannot be."""
+    columns_ = [[line for row in cells for line in row[i]] for i in range(len(cells[0]))]
+    widths = [max(map(len, lines)) for lines in columns_]
+    longest = [
+        max((len(line) - len(line.lstrip()) + len(word) for line in lines for word in line.split()), default=0)
+        for lines in columns_
+    ]
+    least = [
+        w if i in right else max(long, min(w, _NARROWEST))
+        for i, (w, long) in enumerate(zip(widths, longest, strict=True))
+    ]
+    while (over := sum(widths) + 2 * (len(widths) - 1) - room) > 0:
+        widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=lambda i: widths[i], default=None)
+        if widest is None:
+            return False
+        narrower = max(least[widest], widths[widest] - over)
+        for row in cells:
+            row[widest] = [part for line in row[widest] for part in wrapped(line, narrower) or [""]]
+        widths[widest] = max(len(line) for row in cells for line in row[widest])
+    return True
+
+
+def _pages(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Each row as names and values below each other; the first column heads it."""
+    for row in rows:
+        out(paint(row[0] or "-", "bold", sys.stdout))
+        pairs([(name, cell) for name, cell in zip(head[1:], row[1:], strict=True) if cell])
 
 
 def pairs(rows: Sequence[tuple[str, str]], stream: TextIO | None = None) -> None:

@@ -32,7 +32,7 @@ from kimisession.core.profile import FlagValue, Profile, choose_checkpoint
 from kimisession.core.quote import Choices, Quote, make_quote
 from kimisession.core.recovery import RECOVERABLE, under_the_same_caps
 from kimisession.engines.base import open_engine
-from kimisession.errors import DoesNotFit, EngineFailed, EngineMissing, Interrupted, KimiError, UsageMistake
+from kimisession.errors import DoesNotFit, EngineFailed, EngineMissing, Interrupted, KimiError, TimedOut, UsageMistake
 from kimisession.node.policy import span
 from kimisession.profile_file import load_profile
 from kimisession.store import NameTaken
@@ -92,7 +92,7 @@ def run_start(options: StartOptions) -> None:
             options, infra = same_again(options, lost[0]), lost[0].request.infra
         resumed = controller.resume(name)
         if resumed is not None:
-            _resume(controller, resumed, profile.name, options.json, options.typed)
+            _resume(controller, resumed, profile.name, options)
             return
         quote = _quote(profile, options, name, infra, controller.ports_in_use())
         if lost:
@@ -122,7 +122,7 @@ def run_start(options: StartOptions) -> None:
         other = controller.resume(name)
         if other is None:
             raise
-        _resume(controller, other, profile.name, options.json, options.typed)
+        _resume(controller, other, profile.name, options)
         return
     _attended(controller, session, lambda: controller.launch(session, spec, webhook), options.json)
 
@@ -310,7 +310,7 @@ def _dearer(quote: Quote) -> Iterator[tuple[str, str]]:
     """The dearest price, where budget and worst case go by it."""
     choices = quote.choices
     dearest = _dearest(choices.infra, choices.accelerator.name, choices.count)
-    if dearest and choices.dearest_usd is not None and dearest[0] > quote.usd_per_hour:
+    if dearest and choices.dearest_usd is not None and choices.dearest_usd > quote.usd_per_hour:
         usd, zone, as_of = dearest
         words = f"{cents(usd)}/h in {zone}, list of {as_of:%Y-%m-%d}, should spot be found nowhere else"
         yield "up to", f"{words}; budget and worst case go by it"
@@ -348,20 +348,38 @@ def _agree(yes: bool) -> None:
         raise KimiError("nothing was created", "kimisession start --dry-run shows the quote alone")
 
 
-def _resume(controller: Controller, session: Session, profile: str, json: bool, asked: tuple[str, ...] = ()) -> None:
+def _unheard(options: StartOptions, session: Session) -> tuple[str, ...]:
+    """The flags that a session that exists cannot obey. Place, checkpoint and port may be typed again as they are."""
+    had = session.request
+    same = (
+        {
+            "--infra": had.infra == options.infra,
+            "--checkpoint": had.checkpoint == options.checkpoint,
+            "--port": had.port == options.port,
+        }
+        if had
+        else {}
+    )
+    return tuple(flag for flag in options.typed if not same.get(flag))
+
+
+def _resume(controller: Controller, session: Session, profile: str, options: StartOptions) -> None:
     """`start` of a name that exists goes on with it."""
     if session.request and session.request.profile != profile:
         raise UsageMistake(
             f"session {session.name} exists already and runs profile {session.request.profile}",
             f"choose another --name, or run: kimisession stop {session.name}",
         )
-    if asked:
+    if asked := _unheard(options, session):
         raise UsageMistake(
             f"session {session.name} exists already, so {', '.join(asked)} would change nothing",
             f"leave it out to go on with {session.name}; extend, restart or stop change a session",
         )
+    if options.dry_run:
+        show.would(f"go on with session {session.name}, which exists already")
+        return
     show.say(f"session {session.name} exists already: going on with it")
-    _attended(controller, session, lambda: session, json)
+    _attended(controller, session, lambda: session, options.json)
 
 
 def _attended(controller: Controller, session: Session, launch: Callable[[], Session], json: bool) -> None:
@@ -426,14 +444,15 @@ def _failed(controller: Controller, session: Session) -> None:
     message = f"session {session.name} ended before it was ready: {why_text(session)}"
     if session.reason == "user":
         raise KimiError(f"session {session.name} was stopped before it was ready", "kimisession cost")
+    failure = TimedOut if session.reason == "never-ready" else EngineFailed
     if session.reason in RECOVERABLE:
         profile = session.request.profile if session.request else ""
         raise EngineFailed(message, f"kimisession start {profile} --recover --name {session.name}")
     if session.reason in EXPECTED:
-        raise EngineFailed(message, f"kimisession logs {session.name}")
+        raise failure(message, f"kimisession logs {session.name}")
     if known:
-        raise EngineFailed(f"{message}; cause: {known.cause}", known.fix)
-    raise EngineFailed(message, f"kimisession logs {session.name}")
+        raise failure(f"{message}; cause: {known.cause}", known.fix)
+    raise failure(message, f"kimisession logs {session.name}")
 
 
 def _interrupted(controller: Controller, session: Session, heard: list[int]) -> None:

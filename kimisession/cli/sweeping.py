@@ -8,12 +8,12 @@ from typing import Any
 
 from kimisession.cli import show
 from kimisession.cli.asking import agreed
-from kimisession.cli.sessions import utc_now
-from kimisession.cloud.compute import Cloud, open_compute
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.compute import open_compute
 from kimisession.cloud.resource_prices import price_of_resource
 from kimisession.cloud.sweep import Failure, Look, Sweeper
 from kimisession.controller import owner_here
-from kimisession.core.audit import Finding, kind_of
+from kimisession.core.audit import WITHOUT_DEADLINE, Finding, kind_of
 from kimisession.core.cost import UNPRICED, cents
 from kimisession.core.inventory import Machine
 from kimisession.core.launch import label_value
@@ -226,7 +226,8 @@ def _created(finding: Finding) -> ResourceCreated:
 def _request(finding: Finding) -> SessionRequested:
     machine = finding.resource
     assert isinstance(machine, Machine)
-    deadline: datetime = machine.deadline or utc_now()
+    # One whose label cannot be read has as long as the sweep gives it; `now` would have the next look end it.
+    deadline: datetime = machine.deadline or machine.began + WITHOUT_DEADLINE
     price = price_of_resource(machine)
     accelerators = ",".join(f"{kind}:{count}" for kind, count in machine.accelerators) or machine.machine_type
     return SessionRequested(

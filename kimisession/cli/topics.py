@@ -1,6 +1,7 @@
 """`kimisession help TOPIC`: what belongs to no single command, each on less than a screen."""
 
 import difflib
+import sys
 
 from kimisession.cli import show
 from kimisession.errors import UsageMistake
@@ -17,7 +18,7 @@ TOPICS: dict[str, tuple[str, str]] = {
   5    it does not fit there: devices, port, weights
   6    the engine failed, or does not answer
   7    something may be running and billed: outranks all others
-  124  timed out
+  124  it did not get ready in time, and was ended
   130  Ctrl-C
 
 After 7 something may be billed that nobody wants: `kimisession stop NAME` tries
@@ -96,4 +97,4 @@ def print_topic(topic: str | None) -> None:
         close = difflib.get_close_matches(topic, TOPICS, 1)
         guess = f"did you mean {close[0]}? " if close else ""
         raise UsageMistake(f"there is no topic {topic!r}", f"{guess}`kimisession help` lists them")
-    show.out(TOPICS[topic][1])
+    show.out("\n".join(show.wrapped(TOPICS[topic][1], show.columns(sys.stdout))))

@@ -1,8 +1,10 @@
 """What the option parser complains of, as one sentence and a next step."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from kimisession.errors import UsageMistake
 
 #: The parser's words and ours. What is not listed is said as the parser says it.
 _WORDS: tuple[tuple[str, str], ...] = (
@@ -31,7 +33,16 @@ def usage_sentence(error: Any, words: Sequence[str]) -> tuple[str, str]:
         text = re.sub(pattern, ours, text)
     command = next((word for word in words if word.isalpha()), "")
     path = error.ctx.command_path if getattr(error, "ctx", None) else f"kimisession {command}".rstrip()
+    if path.endswith(" extend") and re.match(r"there is no option -\d", text):
+        return "a hard cap is only ever moved on", "for example kimisession extend 20m"
     misplaced = re.search(r"^there is no option (-q|--quiet|--no-color|--debug|--version)$", text.partition(",")[0])
     if misplaced:
         return f"{misplaced[1]} goes before the command", f"kimisession {misplaced[1]} {command}".rstrip()
     return text, f"{path} --help"
+
+
+def only_one(words: Mapping[str, object]) -> None:
+    """Refuse options of which one would silently win: at most one of `words` may have a value. Raises UsageMistake."""
+    typed = [word for word, value in words.items() if value]
+    if len(typed) > 1:
+        raise UsageMistake(f"{typed[0]} and {typed[1]} do not go together", "leave one of the two out")

@@ -15,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kimisession.cloud.compute import Cloud, Denied
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.google_errors import Denied
 from kimisession.cloud.permissions import REAPER_ACCOUNT, reaper_account_commands
 from kimisession.core.guard import EVERY_S, LABEL_CODE, LABEL_GUARD, NAME, RUN_S, guard_layer
 from kimisession.core.inventory import Machine
@@ -197,8 +198,13 @@ def disable(cloud: Cloud, say: Callable[[str], None]) -> int:
 
 
 def _delete(cloud: Cloud, machine: Machine) -> None:
-    operation = cloud.delete(machine)
-    if operation is not None and not cloud.wait(operation, 300.0).done:
-        raise Unconfirmed(
-            f"{machine.name} in {machine.zone} is not deleted after 5 minutes", "kimisession guard status"
-        )
+    """Have it deleted, and look whether it is. Raises Unconfirmed."""
+    operation, where = cloud.delete(machine), f"{machine.name} in {machine.zone}"
+    if operation is not None:
+        operation = cloud.wait(operation, 300.0)
+        if not operation.done:
+            raise Unconfirmed(f"{where} is not deleted after 5 minutes", "kimisession guard status")
+        for code, message in operation.errors:
+            raise Unconfirmed(f"{where} was not deleted: {code} {message}".strip(), "the same command again")
+    if cloud.machine(machine.zone, machine.name) is not None:
+        raise Unconfirmed(f"{where} is still there, though its deletion says that it is done", "the same command again")

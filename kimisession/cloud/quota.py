@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kimisession.cloud.compute import Quota
+from kimisession.cloud.base import Quota
 from kimisession.cloud.prices import market
 from kimisession.core.catalog import parse_accelerators
 from kimisession.errors import QuotaExceeded, UsageMistake

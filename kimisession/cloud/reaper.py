@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from kimisession.cloud.compute import Cloud, open_compute
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.compute import open_compute
 from kimisession.cloud.sweep import Sweeper
 from kimisession.core.audit import kind_of
 from kimisession.core.guard import DELETE, LABEL_BEAT, LABEL_DID, NAME

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from kimisession.cloud.compute import Cloud
+from kimisession.cloud.base import Cloud
 from kimisession.core.audit import Finding, PriceOf, Verdict, audit, kind_of, unpriced
+from kimisession.core.clocks import quarrel
 from kimisession.core.inventory import Disk, Inventory, Machine, Operation
-from kimisession.errors import KimiError
+from kimisession.errors import KimiError, Unconfirmed
 
 #: So many deletions are asked for at a time; Compute Engine allows 20 requests a second and user in a region by default.
 AT_ONCE = 8
@@ -65,8 +66,10 @@ class Sweeper:
     sleep: Callable[[float], None] = time.sleep
 
     def look(self) -> Look:
-        """What there is now."""
-        found: Inventory = self.cloud.everything()
+        """What there is now. Raises Unconfirmed by a clock that is not the cloud's: deadlines are judged by it."""
+        here, found = self.now(), self.cloud.everything()
+        if wrong := quarrel(here, found.at):
+            raise Unconfirmed(f"{wrong}: no deadline is judged by it", "set this machine's clock, then the same again")
         findings = audit(found, self.now(), self.owner, self.known, self.price)
         if any(f.verdict is Verdict.UNLABELLED_OURS and isinstance(f.resource, Disk) for f in findings):
             findings = self._with_operations(found, findings)

@@ -179,7 +179,7 @@ def _verdict(thing: Resource, has_machine: bool, now: datetime, grace: timedelta
         if now - thing.began < FRESH:
             return Verdict.LIVE, f"made {_utc(thing.began)}: its machine may be on its way", thing.began
         return leak, "no machine of its session is left", thing.began
-    if now > ends + grace:
+    if now - grace > ends:  # a label may name a moment after which there is none to add to
         return Verdict.PAST_DEADLINE, past, ends
     if now > ends:
         return Verdict.ENDING, f"{past}; its own layers have until {_utc(ends + grace)}", ends
@@ -193,12 +193,11 @@ def _cost(
     disks = [d for d in found.disks if d.name in names and d.zone == thing.zone]
     per_hour: list[Decimal] = []
     so_far: list[Decimal] = []
-    nameless = tuple(sorted(names - {d.name for d in disks}))
-    missing = list(nameless)
+    missing = sorted(names - {d.name for d in disks})
     for part in (thing, *disks):
         usd = price(part).usd_per_hour
         if usd is None:
-            missing.append(part.name if part is thing or isinstance(part, Address) else f"disk {part.name}")
+            missing.append(part.name if part is thing else f"disk {part.name}")
             continue
         stopped = isinstance(part, Machine) and part.stopped
         ended = (part.ended or now) if isinstance(part, Machine) and stopped else now

@@ -19,7 +19,7 @@ ACCELERATORS = (
     Accelerator("H100", "hopper", 79.18, ("H100 80GB", "H100-SXM")),
     Accelerator("H100-NVL", "hopper", 93.09, ("H100 NVL",)),
     Accelerator("H200", "hopper", 139.80, ("H200",)),
-    Accelerator("A100-80GB", "ampere", 79.14, ("A100-SXM4-80GB", "A100 80GB", "A100-80GB")),
+    Accelerator("A100-80GB", "ampere", 79.15, ("A100-SXM4-80GB", "A100 80GB", "A100-80GB")),
     Accelerator("B200", "blackwell", 178.35, ("B200",)),
     Accelerator("B300", "blackwell", 267.69, ("B300",)),
     Accelerator("RTXPRO6000", "blackwell", 94.97, ("RTX PRO 6000",)),
@@ -33,7 +33,7 @@ def parse_accelerators(text: str) -> tuple[Accelerator, int]:
     name, _, count = text.partition(":")
     if name not in BY_NAME:
         raise ValueError(f"{name!r} is not an accelerator that is known here; known are {', '.join(BY_NAME)}")
-    if not (count or "1").isdigit() or int(count or 1) < 1:
+    if not (count or "1").isdecimal() or int(count or 1) < 1:
         raise ValueError(f"{text!r} has no count of devices; write it like H100:8")
     return BY_NAME[name], int(count or 1)
 

@@ -93,7 +93,8 @@ def estimate_of(session: Session, now: datetime) -> Estimate | None:
     machines = [r for r in session.resources if r.kind == "machine"]
     usd = sum((price_of(request.usd_per_hour, r.began, r.ended or max(now, r.began)) for r in machines), Decimal(0))
     ends_at = min(session.deadline, request.budget_at or session.deadline)
-    return Estimate(usd, price_of(request.usd_per_hour, request.at, ends_at))
+    dearest = max(request.usd_per_hour, request.dearest_usd or Decimal(0))
+    return Estimate(usd, price_of(dearest, request.at, ends_at))
 
 
 def cents(usd: Decimal) -> str:
@@ -105,5 +106,5 @@ def budget_deadline(began: datetime, usd_per_hour: Decimal, budget_usd: Decimal)
     """When the budget is spent at this price, rounded down to the second. A cheaper price later never moves it."""
     if usd_per_hour <= 0:
         return datetime.max.replace(tzinfo=began.tzinfo)
-    seconds = int(budget_usd / usd_per_hour * 3600)
+    seconds = int(budget_usd * 3600 / usd_per_hour)
     return began + timedelta(seconds=min(seconds, 10**9))

@@ -64,13 +64,6 @@ RULES = (
         "the wheels were built for a newer CUDA than the driver serves",
         "install with a torch backend that the driver serves, such as cu128",
     ),
-    Diagnosis(
-        "weights-checksum",
-        0,
-        r"checksum",
-        "the bytes that arrived are not the bytes that were sealed",
-        "run kimisession seed again",
-    ),
 )
 
 

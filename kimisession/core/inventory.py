@@ -129,8 +129,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything found in all zones at `at`. `unreachable` names the zones that did not answer: with one of them, an empty
-    list proves nothing."""
+    """Everything found in all zones at `at`, by the cloud's clock. `unreachable` names the zones that did not answer: with one of
+    them, an empty list proves nothing."""
 
     at: datetime
     project: str
@@ -145,11 +145,17 @@ class Inventory:
         return (*self.machines, *self.disks, *self.addresses)
 
     def of(self, session_id: str) -> "Inventory":
-        """Only what belongs to one session: by label, by the machine that a disk is attached to, or by name."""
+        """Only what belongs to one session: by label, by the machine that a disk is attached to, or by name. The same name in
+        another zone is something else."""
         machines = tuple(m for m in self.machines if belongs(m, session_id))
-        names = {m.name for m in machines} | {name for m in machines for name, _ in m.disks}
-        disks = tuple(d for d in self.disks if belongs(d, session_id) or d.name in names or names & {*d.users})
-        addresses = tuple(a for a in self.addresses if belongs(a, session_id) or names & {*a.users})
+        names = {(zone, m.name) for m in machines for zone in (m.zone, m.zone.rpartition("-")[0])}  # zone, and region
+        boots = {(m.zone, name) for m in machines for name, _ in m.disks}
+
+        def used(thing: "Disk | Address") -> bool:
+            return any((thing.zone, user) in names for user in thing.users)
+
+        disks = tuple(d for d in self.disks if belongs(d, session_id) or (d.zone, d.name) in boots or used(d))
+        addresses = tuple(a for a in self.addresses if belongs(a, session_id) or used(a))
         return Inventory(self.at, self.project, machines, disks, addresses, self.unreachable)
 
 

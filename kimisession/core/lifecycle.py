@@ -23,6 +23,7 @@ from kimisession.core.ledger import (
     Session,
     TeardownConfirmed,
     Unconfirmed,
+    apply,
 )
 
 #: How long after its deadline a machine may be seen before somebody else than its own layers ends it.
@@ -137,8 +138,9 @@ def _loud(events: list[Event]) -> bool:
 
 def _unproven(session: Session, seen: Observation, events: list[Event]) -> Iterator[Event]:
     """Loud, once it should have been proven gone for so long and nobody can say that it is."""
+    for event in events:  # an end or an extension that is heard only now counts now
+        session = apply(session, event)
     moments = [session.teardown.at if session.teardown else None, session.ended.at if session.ended else None]
-    moments += [event.at for event in events if isinstance(event, EndedOnNode)]
     moments += _last_moments(session)
     ends = min((moment for moment in moments if moment), default=None)
     if ends is not None and seen.at - ends > PROOF_WITHIN:

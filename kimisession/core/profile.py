@@ -16,7 +16,6 @@ class Model:
     """What is served. `served_name` is the name that clients ask for."""
 
     served_name: str
-    thinking: bool = True
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from kimisession.core.catalog import Accelerator
-from kimisession.core.cost import STATED, price_of
+from kimisession.core.cost import STATED, budget_deadline, price_of
 from kimisession.core.durations import parse_duration
 from kimisession.core.launch import (
     EngineProcess,
@@ -118,7 +118,7 @@ def make_quote(profile: Profile, choices: Choices, now: datetime) -> Quote:
     dearest = max(price, choices.dearest_usd or price)
     budget_at = None
     if choices.budget_usd is not None and dearest > 0:
-        budget_at = now + timedelta(seconds=min(int(choices.budget_usd * 3600 / dearest), 10**8))
+        budget_at = budget_deadline(now, dearest, choices.budget_usd)
     ends_at = min(deadline, budget_at) if budget_at else deadline
     return Quote(
         profile,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from kimisession.core.cost import budget_deadline, cents, cost_of, price_of
+from kimisession.core.cost import STATED, budget_deadline, cents, cost_of, price_of
 from kimisession.core.ledger import Session
 from kimisession.core.plan.prices import Offer
 from kimisession.core.quote import FIRST_MINUTES, Quote
@@ -41,7 +41,8 @@ def under_the_same_caps(quote: Quote, before: Sequence[Session], zones: Sequence
     if request is None or deadline is None:
         raise ValueError(f"the ledger has lost the caps of session {last.id}")
     worst = max((offer.spot_usd for offer in zones if offer.spot_usd is not None), default=quote.usd_per_hour)
-    price = max(worst, quote.usd_per_hour) if quote.choices.usd_per_hour is None else quote.usd_per_hour
+    # Only a person's own price stands whatever the lists say of these zones.
+    price = quote.usd_per_hour if quote.price_ground == STATED else max(worst, quote.usd_per_hour)
     budget_at = None
     if request.budget_usd is not None:
         spent = sum((cost_of(session, quote.at).usd for session in before), Decimal(0))
@@ -53,9 +54,8 @@ def under_the_same_caps(quote: Quote, before: Sequence[Session], zones: Sequence
         money = f"the budget of {cents(request.budget_usd or Decimal(0))}"
         what = money if budget_at and budget_at < deadline else "the hard cap"
         raise ValueError(f"{what} leaves no ten minutes: it is reached at {ends_at:%H:%M:%S} UTC")
-    choices = replace(
-        quote.choices, budget_usd=request.budget_usd, zones=tuple(f"{offer.region}/{offer.zone}" for offer in zones)
-    )
+    names = tuple(f"{offer.region}/{offer.zone}" for offer in zones)
+    choices = replace(quote.choices, budget_usd=request.budget_usd, dearest_usd=price, zones=names)
     return replace(
         quote,
         choices=choices,

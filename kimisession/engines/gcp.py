@@ -15,13 +15,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kimisession.cloud.compute import Cloud, Denied, open_compute
+from kimisession.cloud.base import Cloud
+from kimisession.cloud.compute import open_compute
+from kimisession.cloud.google_errors import Denied
 from kimisession.cloud.guard import guard_state
 from kimisession.cloud.permissions import LOOK_AND_DELETE, ON_DEMAND, QUOTA, SKYPILOT, missing
 from kimisession.cloud.quota import check_quota
 from kimisession.cloud.resource_prices import price_of_resource
 from kimisession.cloud.sweep import KEPT
 from kimisession.core.audit import APART, PriceOf, code_told, proof_of_gone, what_ended
+from kimisession.core.clocks import quarrel
 from kimisession.core.inventory import MAKES, Address, Disk, Inventory, Machine, Operation
 from kimisession.core.launch import LaunchSpec
 from kimisession.core.lifecycle import Layer, SeenResource
@@ -32,7 +35,7 @@ from kimisession.engines.remote import Remote
 from kimisession.engines.sky_ssh import ask, sky_desk, sky_ssh_config
 from kimisession.engines.slurm import FOLDER
 from kimisession.engines.task import GRACE_S
-from kimisession.errors import DoesNotFit, KimiError, QuotaExceeded, Unconfirmed, UsageMistake
+from kimisession.errors import DoesNotFit, EngineFailed, KimiError, QuotaExceeded, Unconfirmed, UsageMistake
 from kimisession.node.policy import EXIT_CODES
 
 T = TypeVar("T")
@@ -90,8 +93,11 @@ class GcpPlace:
         desk: Callable[[str], Remote | None] = sky_desk,
         now: Callable[[], datetime] = utc_now,
         apart: timedelta = APART,
+        sky_project: Callable[[], str] = lambda: "",
     ) -> None:
+        """`sky_project`: where SkyPilot launches, by its own configuration; empty where that is not known."""
         self.home = home
+        self.sky_project = sky_project
         self.compute = compute
         self.price = price
         self.guard = guard
@@ -107,6 +113,11 @@ class GcpPlace:
         """Credentials, permissions, quota, and somebody outside of the machine who ends it when everything in it is dead.
         Raises NoCredentials, Denied, QuotaExceeded, DoesNotFit."""
         cloud = self.compute()
+        if (theirs := self.sky_project()) not in ("", cloud.project):
+            raise DoesNotFit(
+                f"SkyPilot launches in project {theirs}, and everything that would end it looks in {cloud.project}",
+                f"GOOGLE_CLOUD_PROJECT={theirs} kimisession start, or mend workspaces.default.gcp.project_id in ~/.sky/config.yaml",
+            )
         needed = (*NEEDED, *ON_DEMAND) if spec.placement.on_demand_fallback else NEEDED
         if (lacking := missing(cloud, needed)) is not None:
             more = f" and {len(lacking.permissions) - 1} more" if len(lacking.permissions) > 1 else ""
@@ -114,6 +125,10 @@ class GcpPlace:
                 f"this account lacks {lacking.permissions[0]}{more} in project {cloud.project}, which a session needs",
                 lacking.command,
                 lacking.permissions[0],
+            )
+        if wrong := quarrel(self.now(), cloud.ours().at):
+            raise DoesNotFit(
+                f"{wrong}, and every deadline would be off by as much", "set this machine's clock, then start"
             )
         self._check_quota(cloud, spec)
         reaper = self.guard(cloud, self.now())
@@ -140,10 +155,20 @@ class GcpPlace:
 
     def after_launch(self, session_id: str) -> None:
         """A machine on demand is not started again after a crash of its host: nothing would be armed on it. SkyPilot 0.14.1
-        says so for spot machines only. Raises Unconfirmed."""
-        for machine in self._ask(lambda cloud: cloud.ours(session_id)).machines:
+        says so for spot machines only. Raises Unconfirmed, EngineFailed when SkyPilot launched it where nobody looks."""
+        found = self._ask(lambda cloud: cloud.ours(session_id))
+        if not (found.machines or found.unreachable or self._done(session_id)):
+            raise EngineFailed(
+                f"SkyPilot says that {session_id} runs, and project {found.project} never had a machine of it",
+                f"SkyPilot uses another project: sky status {session_id}; it is being ended by SkyPilot",
+            )
+        for machine in found.machines:
             if not machine.spot:
                 self._stay_down(machine)
+
+    def _done(self, session_id: str) -> tuple[Operation, ...]:
+        """What was done to its machines, as far back as Compute Engine remembers."""
+        return self._ask(lambda cloud: cloud.operations(session_id, self.now() - KEPT))
 
     def _stay_down(self, machine: Machine) -> None:
         self._ask(lambda cloud: cloud.no_restart(machine))
@@ -175,7 +200,7 @@ class GcpPlace:
         running = [m for m in found.machines if m.status == "RUNNING"]
         operations: tuple[Operation, ...] = ()
         if not running:  # stopping, or stopped: what did that?
-            operations = self._ask(lambda cloud: cloud.operations(session_id, self.now() - KEPT))
+            operations = self._done(session_id)
         files: tuple[str, ...] = ()
         if running and (there := self.desk_of(session_id)) is not None:
             with contextlib.suppress(Unconfirmed):
@@ -191,25 +216,28 @@ class GcpPlace:
             files,
             stopped=all(m.stopped for m in found.machines),
             lines=tuple(_lines(operations, _accounts(told))),
+            at=found.at,
         )
 
     def _nothing_runs(self, session_id: str, found: Inventory) -> Sight:
         """No machine: left over, proven gone, or neither yet."""
-        operations = self._ask(lambda cloud: cloud.operations(session_id, self.now() - KEPT))
+        operations = self._done(session_id)
         remembered = self._known(session_id).get("empty_at")
         empty_at = datetime.fromisoformat(remembered) if remembered else found.at
         resources = (*self._resources(session_id, found, operations), *self._past(session_id, operations, empty_at))
         lines = tuple(_lines(operations, _accounts(self._known(session_id).get("machines", {}))))
         if found.everything:
             left = ", ".join(f"{thing.name} in {thing.zone}" for thing in found.everything)
-            return Sight(True, f"its machine is gone and left {left}", resources, stopped=True, lines=lines)
+            return Sight(
+                True, f"its machine is gone and left {left}", resources, stopped=True, lines=lines, at=found.at
+            )
         proof = proof_of_gone(Inventory(empty_at, found.project), found, operations, self.apart)
         if proof.gone:
             told = {resource.id for resource in resources if resource.ended}
             resources = (*(r for r in self._unseen(session_id, empty_at) if r.id not in told), *resources)
         if not remembered and not found.unreachable:
             self._remember(session_id, empty_at=found.at.isoformat())
-        return Sight(False if proof.gone else None, proof.evidence, resources, lines=lines)
+        return Sight(False if proof.gone else None, proof.evidence, resources, lines=lines, at=found.at)
 
     def _resources(
         self, session_id: str, found: Inventory, operations: tuple[Operation, ...]
@@ -233,7 +261,8 @@ class GcpPlace:
         names = {f"{m.zone}/{name}": m for m in found.machines for name, _ in m.disks}
         if not names.keys() <= kept.keys():
             listed = self._ask(lambda cloud: cloud.everything()).of(session_id).disks
-            kept = {f"{d.zone}/{d.name}": [d.began.isoformat(), d.size_gib, d.disk_type] for d in listed}
+            # Beside those of machines that are gone: what a disk cost is worked out when the session is over.
+            kept = {**kept, **{f"{d.zone}/{d.name}": [d.began.isoformat(), d.size_gib, d.disk_type] for d in listed}}
             self._remember(session_id, disks=kept)
         disks = []
         for key, machine in names.items():
@@ -427,7 +456,7 @@ def timer_layer(told: str, found: Inventory) -> Layer:
         return Layer(name, False, f"systemd says {active}" if active else "not read back from the machine yet")
     ends = datetime.fromtimestamp(int(moment[1]), UTC)
     labels = [m.deadline for m in found.machines if m.deadline]
-    late = bool(labels) and ends > max(labels) + timedelta(seconds=2 * GRACE_S)
+    late = bool(labels) and ends - timedelta(seconds=2 * GRACE_S) > max(labels)
     words = f"systemd: active, deletes it after {ends:%Y-%m-%d %H:%M:%S} UTC, or without a keeper"
     return Layer(name, not late, f"{words}; that is later than its label" if late else words)
 

@@ -18,7 +18,8 @@ class Sight:
 
     `present` is False only when the place has proven that nothing is left and nothing can come; None when nothing is seen
     and that is not proven yet. `stopped`: it is there, billed, and nothing of it will ever end it. `lines` are what the place
-    itself knows of the session's story, as lines of a journal: attempts that failed, an end that it saw."""
+    itself knows of the session's story, as lines of a journal: attempts that failed, an end that it saw. `at` is when it was
+    seen, by the place's own clock; None where that was not told."""
 
     present: bool | None
     why: str
@@ -28,6 +29,7 @@ class Sight:
     files: tuple[str, ...] = ()
     stopped: bool = False
     lines: tuple[Mapping[str, Any], ...] = ()
+    at: datetime | None = None
 
 
 class Place(Protocol):

@@ -17,6 +17,9 @@ T = TypeVar("T")
 #: A metrics page of vLLM with 8 ranks is below 200 kB; anything near this is not one.
 _PAGE_BYTES = 8 << 20
 
+#: A webhook that has not answered by then is given up on.
+TELL_S = 5.0
+
 
 class Background(Generic[T]):
     """One question at a time in a thread. A question that hangs is simply not answered: the loop goes on, no second
@@ -32,7 +35,7 @@ class Background(Generic[T]):
         return self._thread is not None
 
     def ask(self, question: Callable[[], T]) -> None:
-        """Start one. Does nothing while another is under way."""
+        """Start one. Does nothing while another is under way. Raises RuntimeError when no thread can be started."""
         if self.asking:
             return
 
@@ -42,8 +45,9 @@ class Background(Generic[T]):
             except Exception as error:  # whatever it is, it is an answer: unknown
                 self._answer = (None, error)
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()  # may raise where no more threads are allowed; then none is under way
+        self._thread = thread
 
     def take(self) -> tuple[T | None, Exception | None] | None:
         """The answer, once; None while there is none."""
@@ -91,7 +95,7 @@ def tell(url: str, text: str) -> None:
     if not url.startswith(("https://", "http://")):
         raise ValueError("the webhook is not an http address")
     request = Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})  # noqa: S310
-    urlopen(request, timeout=5).close()  # noqa: S310 - the scheme was checked above
+    urlopen(request, timeout=TELL_S).close()  # noqa: S310 - the scheme was checked above
 
 
 def scrape(kind: str, port: int, key: str, timeout_s: float) -> Counters:

@@ -65,11 +65,13 @@ def release_disk(machine: Path, config: Config) -> None:
 def make_scratch(machine: Path) -> dict[str, str]:
     """The environment of the keeper, with a TMPDIR of the session's own: each start of vLLM leaves sockets and files
     there. A short path: the kernel takes socket names of 107 characters, and vLLM adds 37. A full disk stops nothing."""
-    with contextlib.suppress(OSError):
+    try:
         folder = tempfile.mkdtemp(prefix=_SCRATCH, dir="/tmp" if len(tempfile.gettempdir()) > 50 else None)  # noqa: S108
+    except OSError:
+        return dict(os.environ)
+    with contextlib.suppress(OSError):
         (machine / "run" / "scratch").write_text(folder, encoding="utf-8")
-        return {**os.environ, "TMPDIR": folder}
-    return dict(os.environ)
+    return {**os.environ, "TMPDIR": folder}
 
 
 def release_scratch(machine: Path, folder: str = "") -> None:

@@ -18,13 +18,11 @@ import contextlib
 import json
 import math
 import os
-import re
+import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -36,83 +34,15 @@ from kimisession.node.job import write_pid
 from kimisession.node.journal import Journal
 from kimisession.node.phases import PHASES, Mark, log_reader
 from kimisession.node.policy import EXIT_CODES, Action, Activity, Decision, Limits, Reason, Seen, decide
+from kimisession.node.task import Task, without_secrets
 from kimisession.node.traffic import Counters
 
 _FIRST_ANSWER_S = 300.0  # the first completion may wait for kernels to compile
-_NAMES_AN_ERROR = re.compile(r"[A-Za-z]Error\b|\b[Ee]rror:|\bfailed\b")
-_SECRET = re.compile(r"(TOKEN|TOKEN_PATH|SECRET|PASSWORD|_KEY|CREDENTIAL)$")
-_TAIL_BYTES = 1 << 20  # an engine that floods its log is read from its newest megabyte
 
 
 def boot_clock() -> float:
     """Seconds on a clock that never steps and goes on during suspend: a closed laptop must not stretch a cap."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the engine may have of an environment: it runs the model's own code, and needs none of a person's tokens."""
-    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
-
-
-class Log:
-    """New whole lines of a growing file, a carriage return being a line's end as well (progress bars)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._rest = b""
-
-    def new_lines(self) -> list[str]:
-        """What has come since the last call."""
-        try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size - self._offset > _TAIL_BYTES:
-                    self._offset, self._rest = size - _TAIL_BYTES, b""
-                file.seek(self._offset)
-                data = file.read()
-        except OSError:
-            return []
-        self._offset += len(data)
-        parts = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
-        self._rest = parts.pop()[-_TAIL_BYTES:]
-        return [part.decode("utf-8", "replace") for part in parts if part.strip()]
-
-
-class Task:
-    """A step or the engine: a process in its own session, on a leash, with nothing of the job's descriptors."""
-
-    def __init__(self, name: str, argv: list[str], env: dict[str, str], log: Path) -> None:
-        self.name = name
-        self.log = Log(log)
-        self.telling = ""  # the line to quote when it fails: the last that names an error, else the last
-        self._named = self._quoted = False
-        fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            self.process = subprocess.Popen(
-                leash.leashed(argv),
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=fd,
-                stderr=fd,
-                start_new_session=True,
-            )
-        finally:
-            os.close(fd)
-
-    def quote(self, sentence: str) -> None:
-        """Its own words for what went wrong outrank what its log looks like."""
-        self.telling, self._named = sentence[:300], True
-        self._quoted = True
-
-    def lines(self) -> list[str]:
-        """New lines of its log."""
-        lines = self.log.new_lines()
-        for line in lines:
-            named = _NAMES_AN_ERROR.search(line) is not None
-            if not self._quoted and (named or not self._named):
-                self.telling, self._named = line.strip()[:300], self._named or named
-        return lines
 
 
 class Keeper:
@@ -124,7 +54,8 @@ class Keeper:
         self.lifeline = lifeline
         self.wrapper = wrapper
         self.journal = Journal(machine / "run" / "journal.jsonl", "keeper", echo=True)
-        self.wake = threading.Event()
+        # Unlike an Event, this may be put into by a signal's handler while the loop is inside of it.
+        self.woken: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal's number, 0 for the cloud's notice
         self.reader = log_reader(config.engine.kind) if config.engine else None
         self.key = (machine / "api_key").read_text(encoding="ascii").strip()
         now = boot_clock()
@@ -156,7 +87,9 @@ class Keeper:
         """Moments come onto the clock that never steps once, here; the duration bounds a wrong wall clock."""
         c = self.config
         wall = time.time()
-        budget = None if c.budget_utc is None else now + min(c.budget_utc - wall, c.duration_s)
+        # The budget may reach further than the first cap, and holds for a cap that was extended up to it.
+        began_utc = c.hard_cap_utc - c.duration_s
+        budget = None if c.budget_utc is None else now + min(c.budget_utc - wall, c.budget_utc - began_utc)
         return Limits(
             idle_s=c.idle_s,
             unused_s=c.unused_s,
@@ -180,33 +113,48 @@ class Keeper:
         while True:
             now = boot_clock()
             for observe in (self._control, self._preemption, self._terminals, self._setup, self._engine, self._traffic):
-                try:
-                    observe(now)
-                except Exception as error:
-                    self.journal.write("note", text=f"{observe.__name__}: {type(error).__name__}: {error}")
+                self._noting(observe, now)
             decision = decide(self.seen, self.limits, now)
             if decision.action is Action.END and decision.reason is Reason.NEVER_READY and self.argv_before is not None:
                 self._go_back(f"the engine did not get ready with these flags ({decision.evidence})")
                 continue
-            self._tell(decision)
+            self._noting(self._tell, decision)
             self._pulse()
             if decision.action is Action.END:
                 return self._end(decision)
-            self.wake.wait(max(0.01, min(self.config.tick_s, decision.look_again_at - now)))
+            self._wait(max(0.01, min(self.config.tick_s, decision.look_again_at - now)))
+
+    def _noting(self, step: Callable[[Any], None], about: Any) -> None:
+        try:
+            step(about)
+        except Exception as error:
+            self.journal.write("note", text=f"{step.__name__}: {type(error).__name__}: {error}")
+
+    def _wait(self, within_s: float) -> None:
+        """So long, or until a signal or the cloud's notice comes."""
+        with contextlib.suppress(queue.Empty):
+            number = self.woken.get(timeout=within_s)
+            if number:
+                self._signalled(number)
+            else:
+                self.seen = replace(self.seen, preempted_at=boot_clock())
 
     def _pulse(self) -> None:
         with contextlib.suppress(OSError):  # full pipe: beats enough
             os.write(self.lifeline, b".")
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """SIGTERM: finish tearing down. SIGUSR1: the wrapper's launcher died."""
+        """SIGTERM: finish tearing down. SIGUSR1: the wrapper's launcher died. Only remembered here: the loop may be about to
+        replace `seen` by what it read before, and the signal would be lost."""
+        self.woken.put(number)
+
+    def _signalled(self, number: int) -> None:
         if self.seen.stop_at is None:
             who = signal.Signals(number).name
             self.stop_reason = "wrapper-died" if os.getppid() != self.wrapper else ""
             if number == signal.SIGUSR1:
                 self.stop_reason, who = "supervisor-died", "the wrapper: the supervisor is gone"
             self.seen = replace(self.seen, stop_at=boot_clock(), stop_by=who)
-        self.wake.set()
 
     # -- observe -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +177,7 @@ class Keeper:
         again = self._read_control("restart.json")
         if again is not None and self.engine is not None and str(again["id"]) != self.restart_asked:
             self.restart_asked = str(again["id"])
-            self.argv_before = self.argv
+            self.argv_before = self.argv_before or self.argv  # of two in a row, what came up last is gone back to
             self._restart(tuple(again["argv"]), str(again["flags"]))
 
     def _preemption(self, now: float) -> None:
@@ -237,9 +185,7 @@ class Keeper:
         if not self.on_google or self.seen.preempted_at is not None:
             return
         answer = self.notice.take()
-        if answer is not None and answer[0]:
-            self.seen = replace(self.seen, preempted_at=now)
-        elif answer is not None and answer[1] is not None:
+        if answer is not None and answer[1] is not None:
             self.next_notice = now + preemption.PAUSE_S
         if not self.notice.asking and now >= self.next_notice:
             self.notice.ask(self._wait_for_notice)
@@ -247,7 +193,7 @@ class Keeper:
     def _wait_for_notice(self) -> bool:
         told = preemption.wait_for_notice()
         if told:
-            self.wake.set()
+            self.woken.put(0)
         return told
 
     def _was_preempted(self, decision: Decision) -> bool:
@@ -292,7 +238,7 @@ class Keeper:
             code = task.process.poll()
             if code is None:
                 continue
-            for line in task.lines():
+            for line in task.lines(last=True):
                 self._step_line(task, line)
             if code != 0:
                 self._phase_ends(name, now, failed=True)
@@ -300,6 +246,13 @@ class Keeper:
                 return
             self.done.add(name)
             self._phase_ends(name, now)
+        try:
+            self._start_next(now)
+        except OSError as error:
+            self._not_started(error)
+
+    def _start_next(self, now: float) -> None:
+        """The steps that wait for nothing any more, and after all of them the engine. Raises OSError."""
         values = self._values()
         for step in self.config.steps:
             if step.name not in self.tasks and self.done.issuperset(step.after):
@@ -309,10 +262,11 @@ class Keeper:
         if len(self.done) == len(self.config.steps) and self.config.engine is None:
             self.seen = replace(self.seen, done_at=now)
         elif len(self.done) == len(self.config.steps):
-            try:
-                self._start_engine(now)
-            except OSError as error:  # a full disk, say: trying again each tick would look like progress
-                self.seen = replace(self.seen, failed_step=f"engine: it could not be started: {error}")
+            self._start_engine(now)
+
+    def _not_started(self, error: OSError) -> None:
+        """A full disk, say, in the phase that has just begun: trying again each tick would look like progress."""
+        self.seen = replace(self.seen, failed_step=f"{self.seen.phase}: it could not be started: {error}")
 
     def _start_engine(self, now: float) -> None:
         assert self.config.engine is not None
@@ -352,9 +306,12 @@ class Keeper:
     def _go_back(self, why: str) -> None:
         """To the arguments from before a restart that did not come up: the warm machine is not lost for it. Once."""
         before, self.argv_before = self.argv_before, None
+        assert before is not None
         self.journal.write("warn", reason="restart", text=f"{why}; going back")
-        first = self.config.engine.argv if self.config.engine else ()
-        self._restart(before or first, "as before")
+        try:
+            self._restart(before, "as before")
+        except OSError as error:
+            self._not_started(error)
 
     def _values(self) -> dict[str, str]:
         return {
@@ -365,8 +322,9 @@ class Keeper:
         }
 
     def _step_line(self, task: Task, line: str) -> None:
-        """Steps may say how far they are, and why they failed, as JSON (see node/pull.py)."""
-        with contextlib.suppress(ValueError):
+        """Steps may say how far they are, and why they failed, as JSON (see node/pull.py). What they say otherwise, such as
+        a progress that names a journal line's own fields, is only a line of their log."""
+        with contextlib.suppress(ValueError, TypeError):
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(record.get("progress"), dict):
                 self.journal.write("progress", phase=task.name, **record["progress"])
@@ -508,13 +466,12 @@ class Keeper:
             self._tell_outside(f"session {self.config.session} {text}")
 
     def _tell_outside(self, text: str) -> None:
-        """The user's webhook, if there is one; it may be slow or dead without holding anything up."""
-        try:
+        """The user's webhook, if there is one; it may be slow or dead without holding up the loop."""
+        # No file, no text in it, no thread to be had: whoever is told nothing is told nothing, and the session ends all the same.
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             url = (self.machine / "webhook").read_text(encoding="utf-8").strip()
-        except OSError:
-            return
-        self.webhook = asking.Background()
-        self.webhook.ask(lambda: asking.tell(url, text))
+            self.webhook = asking.Background()
+            self.webhook.ask(lambda: asking.tell(url, text))
 
     # -- act -----------------------------------------------------------------------------------------------------------
 
@@ -527,6 +484,8 @@ class Keeper:
         self.journal.write("ending", reason=reason, evidence=decision.evidence)
         self._tell_outside(f"session {self.config.session} is ending ({reason}): {decision.evidence}")
         left = self._stop_tasks()
+        # This process is about to end, and the message with it: a webhook that answers at all has this long.
+        self._wait_for(lambda: not self.webhook.asking or self.webhook.take() is not None, asking.TELL_S)
         code = EXIT_CODES[decision.reason]
         self.journal.write("ended", reason=reason, evidence=decision.evidence, exit_code=code, left=len(left))
         return code

@@ -168,7 +168,7 @@ class Cgroup:
 
     @classmethod
     def make(cls, name: str) -> Cgroup:
-        """Make a group beside the one we are in. `path` is None when there is no v2 hierarchy or no permission."""
+        """Make a group below the one we are in. `path` is None when there is no v2 hierarchy or no permission."""
         try:
             own = Path("/proc/self/cgroup").read_text(encoding="ascii")
             line = next(part for part in own.splitlines() if part.startswith("0::"))

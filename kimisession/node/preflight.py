@@ -31,7 +31,7 @@ from kimisession.node.deadline import COMPUTE, METADATA, CloudError, Google
 from kimisession.node.preflight_finding import Child, Done, Failed, Skipped, run
 from kimisession.node.pull_place import local_ssds
 
-OK, USAGE, FAILED = 0, 2, 5
+OK, FAILED = 0, 5
 DELETE = "compute.instances.delete"
 
 

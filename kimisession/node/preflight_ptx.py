@@ -20,7 +20,19 @@ import sys
 VERSIONS = ("7.0", "7.4", "7.8", "8.0", "8.1", "8.2", "8.3", "8.4", "8.5", "8.6", "8.7", "8.8", "9.0", "9.1", "9.2")
 
 #: The newest PTX that a driver branch takes: its own CUDA's (CUDA release notes, PTX ISA release history).
-OF_DRIVER = ((550, "8.4"), (555, "8.5"), (565, "8.5"), (570, "8.7"), (575, "8.8"), (580, "9.0"), (590, "9.1"))
+OF_DRIVER = (
+    (525, "8.0"),
+    (535, "8.2"),
+    (545, "8.3"),
+    (550, "8.4"),
+    (555, "8.5"),
+    (560, "8.5"),
+    (565, "8.6"),
+    (570, "8.7"),
+    (575, "8.8"),
+    (580, "9.0"),
+    (590, "9.1"),
+)
 
 # One empty kernel, so that the compiler inside the driver really has to run.
 MODULE = ".version {version}\n.target sm_{target}\n.address_size 64\n.visible .entry probe()\n{{\n\tret;\n}}\n"

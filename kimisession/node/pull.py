@@ -38,8 +38,10 @@ from kimisession.node.pull_place import (
     local_ssds,
     prepare,
     read_marker,
+    refuse_others,
     sizes_agree,
     take_lock,
+    unwritable,
     write_marker,
 )
 from kimisession.node.pull_worker import best_check
@@ -100,6 +102,7 @@ def pull(url: str, folder: Path, processes: int, threads: int, spread: Sequence[
         if not whole or marker.get("boot") != boot_id() or not boot_id():
             with contextlib.suppress(FileNotFoundError):
                 (folder / PULLED).unlink()
+            refuse_others(folder, manifest)
             prepare(folder, spread or [folder], manifest)
             # What an earlier boot wrote may not have reached the disk: then every part is read back.
             jobs = plan(folder, manifest, whole, min(ABREAST, processes * threads))
@@ -108,6 +111,8 @@ def pull(url: str, folder: Path, processes: int, threads: int, spread: Sequence[
             write_marker(folder, manifest)
         with contextlib.suppress(FileNotFoundError):
             (folder / JOURNAL).unlink()
+    except OSError as error:  # our own small files: the disk filled up under them, or is no longer there
+        raise unwritable(Path(error.filename or folder / JOURNAL), error) from None
     finally:
         os.close(lock)
     say({"progress": {"done": manifest.total_bytes, "total": manifest.total_bytes, "unit": "bytes"}})

@@ -21,8 +21,9 @@ from kimisession.node.pull_worker import main as serve_jobs
 PROGRESS_S = 0.5
 PART_TRIES = 3
 """How often a part may come with a wrong checksum before that is the answer."""
-TRIES = 10
-"""Rounds of failures in a row, with nothing arriving between them, before the pull gives up."""
+TRIES = 12
+"""Rounds of failures in a row, with nothing arriving between them, before the pull gives up: under two minutes of waiting, for a
+machine that waits is paid for. A round is what fails of the parts that were given out before the last failure was answered."""
 LONGEST_WAIT_S = 30.0
 ABREAST = 16
 """Files under way at once: enough that connections seldom share one, few enough that the first shards are whole long
@@ -39,6 +40,7 @@ class Job:
     part: Part
     kept: bool
     wrong: int = 0
+    given_at: float = 0.0
 
     def line(self) -> bytes:
         """What the worker is told."""
@@ -167,7 +169,8 @@ class Crew:
         self._members: list[Member] = []
         self._selector = selectors.DefaultSelector()
         self._window = float(self._processes * threads)
-        self._failures = 0
+        self._rounds = 0
+        self._round_at = 0.0
         self._not_before = 0.0
         self._next_progress = 0.0
         fresh = folder / (JOURNAL + ".new")
@@ -207,7 +210,9 @@ class Crew:
             member = min(self._members, key=lambda one: len(one.jobs))
             if len(member.jobs) >= self._threads:
                 return
-            member.give(self._todo.popleft())
+            job = self._todo.popleft()
+            job.given_at = time.monotonic()
+            member.give(job)
 
     def _listen(self, member: Member) -> None:
         values = member.lines.take(0)
@@ -230,7 +235,7 @@ class Crew:
             self._fetched_bytes += job.part.size
         self._done_bytes += job.part.size
         self._left -= 1
-        self._failures = 0
+        self._rounds = 0
         self._window = min(float(self._processes * self._threads), self._window + 1 / self._window)
 
     def _failed(self, job: Job, value: dict[str, Any]) -> None:
@@ -256,13 +261,13 @@ class Crew:
         elif why not in ("busy", "cut"):
             raise PullError(OTHER, message)
         else:
-            self._failures += 1
-            if self._failures >= TRIES * self._processes * self._threads:
+            if job.given_at >= self._round_at:
+                self._rounds, self._round_at = self._rounds + 1, time.monotonic()
+            if self._rounds >= TRIES:
                 raise PullError(OTHER, f"{message}; type the same command again, it goes on where it stopped")
             if why == "busy":
                 self._window = max(1.0, self._window / 2)
-            rounds = self._failures // (self._processes * self._threads)
-            wait_s = backoff_s(rounds, value.get("retry_after_s"))
+            wait_s = backoff_s(self._rounds - 1, value.get("retry_after_s"))
             self._not_before = max(self._not_before, time.monotonic() + wait_s)
         self._todo.appendleft(job)
 
@@ -272,8 +277,8 @@ class Crew:
         self._members.remove(member)
         member.end()
         self._todo.extendleft(reversed(list(member.jobs.values())))
-        self._failures += self._threads
-        if self._failures >= TRIES * self._processes * self._threads:
+        self._rounds += 1
+        if self._rounds >= TRIES:
             raise PullError(OTHER, "the puller's workers keep dying; see the lines above")
         self._hire()
 

@@ -138,10 +138,26 @@ def deal(folder: Path, spread: Sequence[Path], manifest: Manifest) -> dict[str, 
         free = sum(free_bytes(home) for home in {device[home]: home for home in homes}.values())
         raise PullError(
             NO_SPACE,
-            f"{' and '.join(map(str, homes))} {'has' if len(homes) == 1 else 'have'} {free / 1e9:.1f} GB free and "
-            f"{manifest.model} needs {manifest.total_bytes / 1e9:.1f} GB; choose another --to or larger disks",
+            f"{' and '.join(map(str, homes))} {'has' if len(homes) == 1 else 'have'} {gb(free)} free and "
+            f"{manifest.model} needs {gb(manifest.total_bytes)}; choose another --to or larger disks",
         )
     return places
+
+
+def gb(size: int) -> str:
+    """Bytes for people, in decimal gigabytes; three places where one would say 0.0."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e9:.3f} GB"
+
+
+def refuse_others(folder: Path, manifest: Manifest) -> None:
+    """Raise PullError for safetensors files that are not of this manifest: an engine loads every one that it finds beside the
+    index, so those of an earlier revision would be served among these."""
+    ours = {entry.path for entry in manifest.files}
+    for found in sorted(folder.rglob("*.safetensors")):
+        if found.relative_to(folder).as_posix() not in ours:
+            raise PullError(
+                OTHER, f"{found} is not one of {manifest.model}'s files; move it away or choose another --to"
+            )
 
 
 def free_bytes(folder: Path) -> int:

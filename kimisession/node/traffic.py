@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,15 @@ class Counters:
 def read_metrics(engine_kind: str, text: str) -> Counters:
     """Sum an engine's /metrics text (Prometheus text format) over its label sets.
 
-    ValueError, in one sentence, for an unknown engine kind and for a page that lacks a needed family: a page that
-    is not the engine's must never read as an engine without traffic.
+    ValueError, in one sentence, for an unknown engine kind, for a page that lacks a needed family, and for a count that is
+    not finite: a page that is not the engine's must never read as an engine without traffic.
     """
     if engine_kind not in _READERS:
         raise ValueError(f"No metrics reader for engine kind {engine_kind!r}; known kinds: {', '.join(_READERS)}.")
-    return _READERS[engine_kind](_Page(engine_kind, text))
+    counters = _READERS[engine_kind](_Page(engine_kind, text))
+    if not all(math.isfinite(count) for count in astuple(counters)[:-1]):  # all but kv_usage
+        raise ValueError(f"The page has a count that is no number: {counters}.")
+    return counters
 
 
 class _Page:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import ssl
 import struct
@@ -110,12 +111,14 @@ class Token:
         self._until = 0.0
         host = os.environ.get("GCE_METADATA_HOST", "")
         self._metadata = "http://" + (host or "metadata.google.internal")
-        self._fixed = os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", "")
+        self._fixed = os.environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN", "").strip()
         self._none = bool(os.environ.get("STORAGE_EMULATOR_HOST")) and not host
 
     def headers(self) -> dict[str, str]:
         """The Authorization header, or nothing. Raises OSError, HTTPException or ValueError while refreshing."""
         if self._fixed:
+            if not re.fullmatch("[!-~]+", self._fixed):  # http.client would quote it in its refusal
+                raise OSError("CLOUDSDK_AUTH_ACCESS_TOKEN holds something that is no token")
             return {"Authorization": "Bearer " + self._fixed}
         with self._lock:
             if not self._none and time.monotonic() >= self._until:

@@ -17,7 +17,8 @@ from kimisession.node.web import BUSY, TIMEOUT_S, Site, Token, retry_after_s, st
 class WireError(Exception):
     """A range that could not be read: one sentence.
 
-    `kind` is `missing` (no such object), `denied`, `busy` (429 or 503: come back later, with fewer) or `cut`.
+    `kind` is `missing` (no such object), `denied` (the same request would be refused again), `busy` (429 or 503: come back
+    later, with fewer) or `cut`.
     """
 
     def __init__(self, kind: str, message: str, retry_after_s: float | None = None) -> None:
@@ -65,8 +66,8 @@ class FolderRange(Range):
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise WireError("missing", f"{path} is not there") from None
-        except PermissionError:
-            raise WireError("denied", f"{path} may not be read") from None
+        except OSError as error:
+            raise WireError("denied", f"{path} may not be read ({error.strerror})") from None
         self._at = offset
         self._end = offset + size
 
@@ -211,8 +212,11 @@ class HttpWire(Wire):
             try:
                 auth = self._token.headers() if self._token else {}
                 answer = self._site.get(self._target(name, generation), {**headers, **auth})
-            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise WireError("cut", f"{self._origin} did not answer ({error or type(error).__name__})") from None
+            except (ValueError, KeyError) as error:  # may quote a header, and so a token
+                self.drop()
+                raise WireError("cut", f"{self._origin} could not be asked ({type(error).__name__})") from None
             if answer.status in (200, 206):
                 return answer
             self.drop()
@@ -231,6 +235,8 @@ class HttpWire(Wire):
         if answer.status in BUSY:
             wait_s = retry_after_s(answer.getheader("Retry-After"))
             raise WireError("busy", f"{where}: the server is busy ({answer.status})", wait_s)
+        if 400 <= answer.status < 500:
+            raise WireError("denied", f"{where}: the server refuses the request ({answer.status})")
         raise WireError("cut", f"{where}: the server answered {answer.status}")
 
 
@@ -243,6 +249,8 @@ def _token() -> Token:
 def open_wire(url: str) -> Wire:
     """The wire behind `file:///path`, `http(s)://host/path` or `gs://bucket/prefix`. Raises WireError."""
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise WireError("denied", "a place to pull from may not hold a user or a password: every error would tell it")
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return FolderWire(Path(unquote(parts.path)))
     if parts.scheme in ("http", "https") and parts.netloc:

@@ -68,8 +68,10 @@ INT4 = {
 
 
 def make_dummy_kimi(folder: Path, layers: int = 61, rank_of: int = 1) -> tuple[Path, ...]:
-    """Config and tokenizer, no weights. Returns the files. Raises ValueError for fewer than two layers, and for a `rank_of`
-    that the dimensions cannot be divided by."""
+    """Config, tokenizer and a file of no tensors. Returns the files.
+
+    Raises ValueError for fewer than two layers, and for a `rank_of` that the dimensions cannot be divided by.
+    """
     if not 2 <= layers <= K25.num_hidden_layers:
         raise ValueError(f"{layers} layers: the first is dense, so between 2 and {K25.num_hidden_layers} make a model")
     if rank_of not in (1, 2, 4, 8, 16):
@@ -85,7 +87,11 @@ def make_dummy_kimi(folder: Path, layers: int = 61, rank_of: int = 1) -> tuple[P
     note = f"Kimi K2.5's text dimensions with {layers} layers and no weights: for --load-format dummy."
     if rank_of > 1:
         note += f" One GPU's share of {rank_of}."
-    return make_model_files(folder, shape, {"quantization_config": INT4, "note": note})
+    shards = folder / "model.safetensors"  # without a tensor: a folder without any such file is refused by `seed`
+    files = make_model_files(folder, shape, {"quantization_config": INT4, "note": note})
+    header = json.dumps({"__metadata__": {"note": note}}).encode()
+    shards.write_bytes(len(header).to_bytes(8, "little") + header)
+    return (*files, shards)
 
 
 def main(arguments: list[str]) -> int:

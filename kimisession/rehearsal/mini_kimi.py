@@ -96,15 +96,6 @@ class Shape:
 DEFAULT = Shape()
 
 
-def kv_bytes_per_token(shape: Shape, dtype_bytes: int = 2) -> int:
-    """Bytes of KV cache that one token takes, over all layers, on a server without tensor parallelism.
-
-    MLA keeps one latent vector and one rotary key per token and layer, for all heads together. For K2's 61 layers and
-    bf16 it is 70,272 bytes.
-    """
-    return shape.num_hidden_layers * (shape.kv_lora_rank + shape.qk_rope_head_dim) * dtype_bytes
-
-
 def make_mini_kimi(folder: Path, shape: Shape = DEFAULT, seed: int = 0) -> tuple[Path, ...]:
     """Write a model folder that vLLM serves (made if absent) and return its files.
 

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from kimisession.rehearsal.mini_kimi import Shape, kv_bytes_per_token
-
 KV_CACHE_BYTES = 256 * 1024 * 1024
-KV_BLOCK_TOKENS = 16  # CPU_MLA takes no other block size, whatever --block-size says
 
 # The API key is not here: it goes in as VLLM_API_KEY, by the caller, never in argv.
 # VLLM_CPU_KVCACHE_SPACE (whole GiB) must stay unset: it wins over --kv-cache-memory-bytes.
@@ -54,9 +51,3 @@ def vllm_cpu_argv(python: Path, model: Path, port: int, served_name: str, max_mo
         "--attention-backend=CPU_MLA",  # a CPU with AMX would take another backend, with blocks of 128 tokens
         "--reasoning-parser=kimi_k2",
     ]
-
-
-def kv_cache_tokens(shape: Shape, kv_cache_bytes: int = KV_CACHE_BYTES) -> int:
-    """Tokens that vLLM will say its KV cache holds: whole blocks only, as its line `CPU KV cache size` counts them."""
-    block_bytes = KV_BLOCK_TOKENS * kv_bytes_per_token(shape)
-    return kv_cache_bytes // block_bytes * KV_BLOCK_TOKENS

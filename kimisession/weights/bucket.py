@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from kimisession.weights.errors import (
     BucketFull,
     Conflict,
     Missing,
+    NoBucket,
     SessionGone,
     TryAgain,
-    WeightsError,
 )
 from kimisession.weights.manifest import CONTROL, encode_crc32c
 
@@ -132,7 +133,11 @@ class Bucket(Protocol):
 
 
 def open_bucket(url: str) -> Bucket:
-    """The bucket behind `file:///path`, a plain path, or `gs://bucket/prefix`. Raises WeightsError."""
+    """The bucket behind `file:///path`, a path with a slash in it, or `gs://bucket/prefix`. Raises WeightsError.
+
+    A bare word is refused: it is a folder to one reader and the name of a bucket to the next, and the difference is
+    hundreds of gigabytes on a disk.
+    """
     parts = urlsplit(url)
     if parts.scheme == "gs":
         from kimisession.weights.gcs import GcsBucket
@@ -140,9 +145,11 @@ def open_bucket(url: str) -> Bucket:
         return GcsBucket.at(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return FolderBucket(Path(unquote(parts.path)))
-    if not parts.scheme and url:
-        return FolderBucket(Path(url))
-    raise WeightsError(f"{url!r} is no bucket", "give file:///path/to/folder or gs://bucket/prefix")
+    if not parts.scheme and "/" in url:
+        return FolderBucket(Path(url).expanduser())
+    if re.fullmatch(r"[\w.-]+", url):
+        raise NoBucket(f"{url!r} may be a folder or a bucket", f"say gs://{url}, or ./{url} for a folder")
+    raise NoBucket(f"{url!r} is no bucket", "give file:///path/to/folder or gs://bucket/prefix")
 
 
 class FolderBucket:

@@ -5,6 +5,7 @@ WeightsError            one sentence in `message`, what to type or do next in `h
   BadSource             the source cannot be seeded as it is (missing shard, odd name, branch as revision)
   SourceChanged         the source is no longer what the plan or its own checksums say
   SourceDenied          the source wants a token, or another one
+  NoBucket              what was given names no place for weights
   BucketTaken           the bucket holds, or is getting, something else
   BucketFull            the store has no room or no quota left
   BucketDenied          the store refuses us
@@ -38,6 +39,10 @@ class SourceChanged(WeightsError):
 
 class SourceDenied(WeightsError):
     """The source wants a token, or another one."""
+
+
+class NoBucket(WeightsError, UsageMistake):
+    """What was given names no place for weights."""
 
 
 class BucketTaken(WeightsError):

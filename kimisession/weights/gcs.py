@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from kimisession.errors import INSTALL_CLOUD
+from kimisession.errors import INSTALL_CLOUD, UsageMistake
 from kimisession.node.web import BUSY, Site, retry_after_s
 from kimisession.node.wire import HttpWire, Range, WireError
 from kimisession.weights.bucket import Reader, Stat, Upload
@@ -27,12 +27,14 @@ from kimisession.weights.errors import (
     BucketTaken,
     Conflict,
     Missing,
+    NoBucket,
     SessionGone,
     TryAgain,
     WeightsError,
 )
 
 CONNECT_S = 60.0
+ASK_S = 15.0
 GRAIN_BYTES = 256 * 2**10
 """A resumable upload keeps whole multiples of this (Cloud Storage documentation, resumable uploads)."""
 
@@ -58,7 +60,11 @@ class GcsBucket:
         parts = urlsplit(url)
         prefix = parts.path.strip("/")
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", parts.netloc):
-            raise WeightsError(f"{url!r} names no bucket", "give gs://bucket or gs://bucket/prefix")
+            raise NoBucket(f"{url!r} names no bucket", "give gs://bucket or gs://bucket/prefix")
+        if not re.fullmatch(r"[A-Za-z0-9_.+=@,/-]*", prefix) or parts.query or parts.fragment:
+            raise NoBucket(
+                f"{url!r} has characters in its prefix that not every reader takes", "use A-Z a-z 0-9 _.+=@,-/"
+            )
         try:
             storage = importlib.import_module("google.cloud.storage")
             retries = importlib.import_module("google.cloud.storage.retry")
@@ -79,8 +85,8 @@ class GcsBucket:
                 client = storage.Client()
             except Exception as error:  # google.auth raises several unrelated types; each means the same here
                 raise BucketDenied(
-                    f"there are no usable Google Cloud credentials ({error})",
-                    "run 'gcloud auth application-default login'",
+                    f"there are no usable Google Cloud credentials here: {str(error).partition('. ')[0]}",
+                    "gcloud auth application-default login",
                 ) from None
         retry = retries.DEFAULT_RETRY.with_timeout(60.0)
         return cls(client, parts.netloc, prefix + "/" if prefix else "", retry=retry)
@@ -88,13 +94,20 @@ class GcsBucket:
     def exists(self) -> bool:
         """Whether there is such a bucket that this account may see. Raises WeightsError."""
         with self._translated(""):
-            return self.client.lookup_bucket(self.bucket_name) is not None
+            return self.client.lookup_bucket(self.bucket_name, retry=_asking()) is not None
 
     def location(self) -> str:
         """Where the bucket is, in lower case; "" when there is none. Raises WeightsError."""
+        return self.place()[0]
+
+    def place(self) -> tuple[str, str]:
+        """Where the bucket is, in lower case, and the storage class that new objects get; "" and "" when there is none.
+        Raises WeightsError."""
         with self._translated(""):
-            found = self.client.lookup_bucket(self.bucket_name)
-        return str(found.location or "").lower() if found is not None else ""
+            found = self.client.lookup_bucket(self.bucket_name, retry=_asking())
+        return (
+            ("", "") if found is None else (str(found.location or "").lower(), str(found.storage_class or "STANDARD"))
+        )
 
     def billed(self) -> tuple[str, Sequence[Any], Sequence[Any]]:
         """Of the whole bucket: its location, every generation of every object, and what is soft-deleted, as the library's
@@ -194,28 +207,50 @@ class GcsBucket:
     def _translated(self, name: str) -> Iterator[None]:
         """What the library raises, as what a person can act on."""
         errors = importlib.import_module("google.api_core.exceptions")
-        auth = importlib.import_module("google.auth.exceptions")
-        requests = importlib.import_module("requests.exceptions")
-        where = f"{name or 'the listing'} in {self.url}"
-        try:
-            yield
-        except errors.PreconditionFailed:
-            raise Conflict(f"{where} was written by someone else") from None
-        except errors.NotFound as error:
-            if "bucket" in str(error).lower() and "object" not in str(error).lower():
-                raise WeightsError(f"there is no bucket {self.bucket_name}", "create it, or correct the name") from None
-            raise Missing(f"{where} is not there") from None
-        except errors.RetryError as error:
-            raise TryAgain(f"{where}: {error.cause or error}") from None
-        except errors.GoogleAPICallError as error:
-            raise _of_status(int(error.code or 0), where, str(error), _header(error, "Retry-After")) from None
-        except auth.GoogleAuthError as error:
-            raise BucketDenied(
-                f"Google Cloud refuses the credentials ({error})",
-                "run 'gcloud auth application-default login'",
-            ) from None
-        except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
-            raise TryAgain(f"{where}: {error}") from None
+        where = f"{name} in {self.url}" if name else self.url
+        with _sentences(where):
+            try:
+                yield
+            except errors.NotFound as error:
+                text = str(error).lower()
+                if not name or ("bucket" in text and "object" not in text):
+                    raise WeightsError(
+                        f"there is no bucket {self.bucket_name}", "create it with --region, or correct the name"
+                    ) from None
+                raise Missing(f"{where} is not there") from None
+
+
+def _asking() -> Any:
+    """How long a question is asked again before anything has begun: somebody looks on, and nothing is lost by an answer."""
+    return importlib.import_module("google.cloud.storage.retry").DEFAULT_RETRY.with_timeout(ASK_S)
+
+
+@contextlib.contextmanager
+def _sentences(where: str) -> Iterator[None]:
+    """What the library raises about `where`, whatever was asked, as what a person can act on."""
+    errors = importlib.import_module("google.api_core.exceptions")
+    auth = importlib.import_module("google.auth.exceptions")
+    requests = importlib.import_module("requests.exceptions")
+    try:
+        yield
+    except errors.PreconditionFailed:
+        raise Conflict(f"{where} was written by someone else") from None
+    except errors.RetryError as error:
+        raise TryAgain(f"{where}: Cloud Storage did not answer ({_last_words(error.cause or error)})") from None
+    except errors.GoogleAPICallError as error:
+        raise _of_status(int(error.code or 0), where, str(error), _header(error, "Retry-After")) from None
+    except auth.GoogleAuthError as error:
+        raise BucketDenied(
+            f"Google Cloud refuses the credentials ({error})",
+            "run 'gcloud auth application-default login'",
+        ) from None
+    except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
+        raise TryAgain(f"{where}: Cloud Storage did not answer ({_last_words(error)})") from None
+
+
+def _last_words(error: BaseException) -> str:
+    """The innermost of the reasons that requests and urllib3 put into one line."""
+    return str(error).rpartition(": ")[2].strip("\"'() ") or type(error).__name__
 
 
 def create_bucket(
@@ -233,22 +268,26 @@ def create_bucket(
     bucket.iam_configuration.uniform_bucket_level_access_enabled = True
     bucket.iam_configuration.public_access_prevention = "enforced"
     bucket.soft_delete_policy.retention_duration_seconds = 0
-    try:
-        client.create_bucket(bucket, location=location)
-    except errors.Conflict:
+    with _sentences(f"gs://{name}"):
         try:
-            found = client.get_bucket(name)
-        except errors.GoogleAPICallError:
-            raise BucketDenied(f"the bucket name {name} is taken by somebody else", "choose another name") from None
-        if str(found.location).lower() != location.lower():
-            raise BucketTaken(
-                f"gs://{name} is in {str(found.location).lower()}, the GPUs will be in {location}",
-                "every pull would cross regions, slow and billed; use another bucket, or start in that region",
+            client.create_bucket(bucket, location=location, retry=_asking())
+            return True
+        except errors.Conflict:
+            try:
+                found = client.get_bucket(name, retry=_asking())
+            except (errors.Forbidden, errors.NotFound):
+                raise BucketDenied(f"the bucket name {name} is taken by somebody else", "choose another name") from None
+        except errors.BadRequest as error:
+            raise UsageMistake(
+                f"Cloud Storage makes no bucket {name} in {location} ({_last_words(error)})",
+                "check --region and the bucket's name",
             ) from None
-        return False
-    except errors.GoogleAPICallError as error:
-        raise _of_status(int(error.code or 0), f"gs://{name}", str(error), None) from None
-    return True
+    if str(found.location).lower() != location.lower():
+        raise BucketTaken(
+            f"gs://{name} is in {str(found.location).lower()}, the GPUs will be in {location}",
+            "every pull would cross regions, slow and billed; use another bucket, or start in that region",
+        )
+    return False
 
 
 class GcsUpload:

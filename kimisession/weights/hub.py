@@ -46,6 +46,8 @@ class HubSource:
             raise BadSource(
                 "the hub's address carries a name or a password", "leave it out of HF_ENDPOINT; export HF_TOKEN"
             )
+        if urlsplit(self._endpoint).scheme not in ("http", "https"):
+            raise BadSource(f"HF_ENDPOINT is {self._endpoint!r}, which is no web address", "begin it with https://")
         self._token = token if token is not None else token_here()
         self._commit = revision if is_commit(revision) else ""
         self._files: tuple[SourceFile, ...] | None = None
@@ -54,7 +56,7 @@ class HubSource:
         """See Source.revision. Raises BadSource, SourceDenied, TryAgain."""
         if not self._commit:
             answer = self._ask(f"/api/models/{self.name}/revision/{quote(self._asked, safe='')}")
-            commit = str(answer.json().get("sha", ""))
+            commit = str(_of_hub(answer, dict).get("sha", ""))
             if not is_commit(commit):
                 raise BadSource(f"the hub names no commit for {self.name} at {self._asked}", "check --revision")
             self._commit = commit
@@ -67,7 +69,10 @@ class HubSource:
             found: list[SourceFile] = []
             while url:
                 answer = self._ask(url)
-                found += [_file(item) for item in answer.json() if item.get("type") == "file"]
+                try:
+                    found += [_file(item) for item in _of_hub(answer, list) if item.get("type") == "file"]
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    raise _no_hub(answer) from None
                 url = answer.links.get("next", {}).get("url", "")
             self._files = tuple(file for file in found if not any(fnmatch(file.path, pattern) for pattern in LEFT_OUT))
             if not self._files:
@@ -191,13 +196,41 @@ def _file(item: dict[str, Any]) -> SourceFile:
     return SourceFile(str(item["path"]), int(item["size"]), None, str(item["oid"]))
 
 
-def token_here() -> str:
-    """HF_TOKEN, or the content of the file that HF_TOKEN_PATH names; empty where there is neither."""
-    path = os.environ.get("HF_TOKEN_PATH")
-    if os.environ.get("HF_TOKEN") or not path:
-        return os.environ.get("HF_TOKEN", "")
+def _of_hub(answer: httpx.Response, kind: type[Any]) -> Any:
+    """The JSON of an answer. Raises BadSource for what no hub says: a login page in between, another server."""
     try:
-        with open(path) as file:  # noqa: PTH123
-            return file.read().strip()
-    except OSError as error:
-        raise SourceDenied(f"HF_TOKEN_PATH cannot be read ({error.strerror})", "export HF_TOKEN instead") from None
+        value = answer.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        raise _no_hub(answer)
+    return value
+
+
+def _no_hub(answer: httpx.Response) -> BadSource:
+    return BadSource(
+        f"what answers at {answer.url.host} does not speak as the hub does",
+        "check HF_ENDPOINT, and that no login page or proxy is in between",
+    )
+
+
+def token_here() -> str:
+    """HF_TOKEN, or the content of the file that HF_TOKEN_PATH names, without white space around it; empty where there is
+    neither. Raises SourceDenied for what cannot be a token: what refuses it later would print it."""
+    path = os.environ.get("HF_TOKEN_PATH")
+    token, name = os.environ.get("HF_TOKEN", ""), "HF_TOKEN"
+    if not token and path:
+        name = "HF_TOKEN_PATH"
+        try:
+            with open(path) as file:  # noqa: PTH123
+                token = file.read()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise SourceDenied(f"HF_TOKEN_PATH cannot be read ({why})", "export HF_TOKEN instead") from None
+    token = token.strip()
+    if not re.fullmatch(r"[!-~]*", token):
+        raise SourceDenied(
+            f"{name} holds something that is no token: it has spaces or other characters in it",
+            "export HF_TOKEN with the token alone",
+        )
+    return token

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from crc32c import crc32c
 
 from kimisession.weights.bucket import READ_BYTES, Bucket
-from kimisession.weights.errors import Corrupt, Missing, NotSeeded, WeightsError
-from kimisession.weights.manifest import SEAL, FileEntry, Manifest, ManifestError, decode, encode_crc32c
+from kimisession.weights.errors import Corrupt, Missing, NotSeeded, TryAgain, WeightsError
+from kimisession.weights.manifest import (
+    CONTROL,
+    SEAL,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    Part,
+    canonical,
+    decode,
+    encode_crc32c,
+)
+from kimisession.weights.retry import Patience, retrying
+
+PLAN = CONTROL + "plan.json"
+"""What a bucket is getting, until it is sealed."""
+DELETING = CONTROL + "deleting.json"
+"""The names of what is being deleted: written before the seal goes, and the last to go itself."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +42,15 @@ class FileProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far seeding or verifying is; `moving` are the files in flight, counted in `done_bytes`."""
+    """How far seeding or verifying is; `moving` are the files in flight, counted in `done_bytes`, as are the `kept_bytes` that
+    an earlier run finished: they are done and say nothing of how fast it goes."""
 
     done_bytes: int
     total_bytes: int
     done_files: int
     total_files: int
     moving: tuple[FileProgress, ...] = ()
+    kept_bytes: int = 0
 
 
 Listener = Callable[[Progress], None]
@@ -51,7 +71,9 @@ def read_seal(bucket: Bucket) -> Manifest:
     try:
         return decode(text, f"{bucket.url}/{SEAL}")
     except ManifestError as error:
-        raise Corrupt(str(error), "delete the bucket with 'kimisession seed --delete' and seed it again") from None
+        raise Corrupt(
+            str(error), f"delete the bucket with 'kimisession seed --delete --bucket {bucket.url}' and seed it again"
+        ) from None
 
 
 def quick_check(bucket: Bucket, manifest: Manifest) -> None:
@@ -67,18 +89,30 @@ def quick_check(bucket: Bucket, manifest: Manifest) -> None:
             raise _corrupt(bucket, entry, f"was overwritten (generation {stat.generation}, not {entry.generation})")
 
 
-def verify(bucket: Bucket, manifest: Manifest, progress: Listener = ignore, *, deep: bool = False) -> None:
+def verify(
+    bucket: Bucket,
+    manifest: Manifest,
+    progress: Listener = ignore,
+    *,
+    deep: bool = False,
+    patience: Patience | None = None,
+) -> None:
     """Check every object against the manifest. Raises Corrupt: the file, what was expected, what was found.
 
     By the store's own crc32c, which a folder computes from its disk and GCS keeps for what it stores. With
-    `deep`, every part is read back and both its checksums are compared.
+    `deep`, every part is read back and both its checksums are compared; one that was cut off on its way is read again, as
+    long as `patience` lasts, so that one cut in hours is not the end of them. Then raises TryAgain.
     """
     quick_check(bucket, manifest)
     done_bytes = 0
     for number, entry in enumerate(manifest.files):
         progress(Progress(done_bytes, manifest.total_bytes, number, len(manifest.files)))
         if deep:
-            _read_back(bucket, entry)
+            for part in entry.parts:
+                retrying(patience or Patience(), lambda: 0, time.sleep)(_read_back, bucket, entry, part)
+                progress(
+                    Progress(done_bytes + part.offset + part.size, manifest.total_bytes, number, len(manifest.files))
+                )
         else:
             stat = bucket.stat(entry.path)
             if stat is None:
@@ -89,48 +123,75 @@ def verify(bucket: Bucket, manifest: Manifest, progress: Listener = ignore, *, d
     progress(Progress(done_bytes, manifest.total_bytes, len(manifest.files), len(manifest.files)))
 
 
-def delete(bucket: Bucket, name: str) -> int:
-    """Delete a seeded or half seeded bucket: the seal first, then everything, until nothing is listed.
+@dataclass(frozen=True)
+class Deleted:
+    """How many objects went, and how many stay because nobody here wrote them."""
 
-    `name` must be the bucket's name, typed by a person. Returns the number of objects deleted; may be
-    repeated.
+    objects: int
+    left: int
+
+
+def delete(bucket: Bucket, name: str) -> Deleted:
+    """Delete what a seal or a plan names, and what is kimisession's own: the seal first. What else lies there stays.
+
+    `name` must be the bucket's name, typed by a person. May be repeated. Raises NotSeeded, and has changed nothing, where
+    nothing says that kimisession wrote there: a wrong folder or bucket is told, not emptied.
     """
     if name != bucket.name:
         raise WeightsError(f"{name!r} is not the name of {bucket.url}", f"type {bucket.name} to delete it")
-    count = int(bucket.stat(SEAL) is not None)
-    bucket.delete(SEAL)
-    while names := [stat.name for stat in bucket.list()]:
-        for found in names:
-            bucket.delete(found)
-            count += 1
+    there = {stat.name for stat in bucket.list()}
+    control = {found for found in there if found.startswith(CONTROL)}
+    if not control:
+        what = "holds other things, and nothing of kimisession's" if there else "holds nothing"
+        raise NotSeeded(f"{bucket.url} {what}: nothing was deleted", "check --bucket")
+    named = _named(bucket)
+    ours = there - control if named is None else there & named
+    if DELETING not in control:  # who goes on after a kill has to know what to delete
+        bucket.write(DELETING, canonical(sorted(ours)), replaces=None)
+    for found in (SEAL, *sorted(ours), *sorted(control - {SEAL, DELETING}), DELETING):
+        bucket.delete(found)
     bucket.delete_leavings()
-    return count
+    return Deleted(len(ours) + len(control - {DELETING}), len(there - control - ours))
 
 
-def _read_back(bucket: Bucket, entry: FileEntry) -> None:
-    buffer = memoryview(bytearray(READ_BYTES))
-    for number, part in enumerate(entry.parts):
-        sha256 = hashlib.sha256()
-        crc = 0
-        left = part.size
-        reader = bucket.open(entry.path, part.offset, part.size, entry.generation)
+def _named(bucket: Bucket) -> set[str] | None:
+    """The files that a deletion that was broken off, the seal, or the plan names; None where none of them can be read."""
+    for source in (DELETING, SEAL, PLAN):
         try:
-            while left and (count := reader.readinto(buffer[: min(left, READ_BYTES)])):
-                sha256.update(buffer[:count])
-                crc = crc32c(buffer[:count], crc)
-                left -= count
-        finally:
-            reader.close()
-        if left or encode_crc32c(crc) != part.crc32c or sha256.hexdigest() != part.sha256:
-            raise _corrupt(
-                bucket,
-                entry,
-                f"part {number} has crc32c {encode_crc32c(crc)}, not {part.crc32c}, or another sha256",
-            )
+            value = json.loads(bucket.read(source)[0])
+            if source == DELETING:
+                return {str(path) for path in value}
+            return {str(file["path"] if source == SEAL else file[0]) for file in value["files"]}
+        except (Missing, ValueError, TypeError, KeyError, IndexError):
+            continue
+    return None
+
+
+def _read_back(bucket: Bucket, entry: FileEntry, part: Part) -> None:
+    buffer = memoryview(bytearray(min(READ_BYTES, part.size)))
+    sha256 = hashlib.sha256()
+    crc = 0
+    left = part.size
+    reader = bucket.open(entry.path, part.offset, part.size, entry.generation)
+    try:
+        while left and (count := reader.readinto(buffer[: min(left, READ_BYTES)])):
+            sha256.update(buffer[:count])
+            crc = crc32c(buffer[:count], crc)
+            left -= count
+    finally:
+        reader.close()
+    if left and entry.generation is not None:  # its size and generation were looked up: the body was cut
+        raise TryAgain(f"{entry.path} in {bucket.url} ended {left} bytes early")
+    if left or encode_crc32c(crc) != part.crc32c or sha256.hexdigest() != part.sha256:
+        raise _corrupt(
+            bucket,
+            entry,
+            f"part {entry.parts.index(part)} has crc32c {encode_crc32c(crc)}, not {part.crc32c}, or another sha256",
+        )
 
 
 def _corrupt(bucket: Bucket, entry: FileEntry, what: str) -> Corrupt:
     return Corrupt(
         f"{entry.path} in {bucket.url} {what}",
-        "delete the bucket with 'kimisession seed --delete' and seed it again",
+        f"delete the bucket with 'kimisession seed --delete --bucket {bucket.url}' and seed it again",
     )

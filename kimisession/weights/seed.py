@@ -16,26 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from kimisession import __version__
 from kimisession.weights.bucket import READ_BYTES, Bucket, Stat, Upload
 from kimisession.weights.errors import (
     BadSource,
-    BucketTaken,
     Conflict,
     Corrupt,
     Missing,
-    NotSeeded,
     SessionGone,
     SourceChanged,
     TryAgain,
@@ -56,10 +49,11 @@ from kimisession.weights.manifest import (
     is_commit,
 )
 from kimisession.weights.retry import Patience, retrying
-from kimisession.weights.seal import FileProgress, Listener, Progress, ignore, quick_check, read_seal, verify
+from kimisession.weights.seal import PLAN, FileProgress, Listener, Progress, ignore, verify
+from kimisession.weights.seed_plan import agree, sealed_already
 from kimisession.weights.source import Source, SourceFile, in_load_order
+from kimisession.weights.writer import is_dead, signature, writer_id
 
-PLAN = CONTROL + "plan.json"
 SESSIONS = CONTROL + "sessions/"
 DONE = CONTROL + "done/"
 STREAMS = 8
@@ -95,44 +89,6 @@ def seed(
         raise BadSource(f"{commit!r} is no commit, so it may change", "give --revision with a full commit hash")
     seeding = _Seeding(source, bucket, model, commit, progress, part_bytes, patience, writer)
     return seeding.run(max(1, streams), now)
-
-
-def sealed_already(bucket: Bucket, model: str, revision: str) -> Manifest | None:
-    """The seal, where this very revision is sealed and whole; None where it may be seeded. Raises BucketTaken for a bucket that
-    is sealed, or half seeded, with something else. Writes nothing."""
-    try:
-        manifest = read_seal(bucket)
-    except NotSeeded:
-        _refuse_other(bucket, _plan_of(bucket), model, revision)
-        return None
-    if (manifest.model, manifest.revision) != (model, revision):
-        raise BucketTaken(
-            f"{bucket.url} is sealed with {manifest.model} at {manifest.revision}, not {model} at {revision}",
-            "seed into another folder or prefix, or delete this one with 'kimisession seed --delete'",
-        )
-    quick_check(bucket, manifest)
-    return manifest
-
-
-def _plan_of(bucket: Bucket) -> dict[str, Any] | None:
-    """The plan; None without one, empty where it cannot be read."""
-    try:
-        text, _ = bucket.read(PLAN)
-        value = json.loads(text)
-    except Missing:
-        return None
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {}
-
-
-def _refuse_other(bucket: Bucket, plan: dict[str, Any] | None, model: str, revision: str) -> None:
-    if plan is not None and (plan.get("revision") != revision or plan.get("model") != model):
-        raise BucketTaken(
-            f"{bucket.url} is half seeded with {plan.get('model')} at {plan.get('revision')}, "
-            f"the source is {model} at {revision}",
-            "finish it with that revision, or delete it with 'kimisession seed --delete'",
-        )
 
 
 class _ClaimLost(Exception):
@@ -203,6 +159,7 @@ class _Seeding:
         self._waiting: list[_File] = []
         self._moving: list[_File] = []
         self._done: dict[str, FileEntry] = {}
+        self._kept: set[str] = set()
         self._error: BaseException | None = None
         self._stop = threading.Event()
         self._next_report = 0.0
@@ -212,7 +169,9 @@ class _Seeding:
             self._clean_up()
             return sealed
         files = self._patiently(lambda: in_load_order(self._source))
-        self._patiently(lambda: self._agree_on_plan(files))
+        self._part_bytes = self._patiently(
+            lambda: agree(self._bucket, self._source.name, self._model, self._revision, self._part_bytes, files)
+        )
         self._total_bytes = sum(file.size for file in files)
         self._waiting = [_File(file, self._part_bytes) for file in files]
         try:
@@ -428,6 +387,8 @@ class _Seeding:
             self._bucket.delete(name, generation)
             return None
         file.sent = entry.size
+        with self._changed:
+            self._kept.add(entry.path)
         return entry
 
     def _record(self, file: _File, found: Stat) -> FileEntry:
@@ -497,45 +458,6 @@ class _Seeding:
             raise
         return upload
 
-    def _agree_on_plan(self, files: tuple[SourceFile, ...]) -> None:
-        """Write the plan, or agree with the one that is there; nothing else is written before that."""
-        mine = {
-            "schema": 1,
-            "model": self._model,
-            "revision": self._revision,
-            "part_bytes": self._part_bytes,
-            "files": [[file.path, file.size, file.sha256 or file.git_sha1] for file in files],
-        }
-        theirs = self._plan()
-        if theirs is None:
-            names = {file.path for file in files}
-            foreign = next((stat.name for stat in self._bucket.list() if stat.name in names), None)
-            theirs = self._plan()
-            if theirs is None and foreign is not None:
-                raise BucketTaken(
-                    f"{self._bucket.url} already holds {foreign}, which kimisession did not write",
-                    "seed into an empty folder or prefix",
-                )
-        if theirs is None:
-            try:
-                self._bucket.write(PLAN, canonical(mine), replaces=None)
-            except Conflict:
-                theirs = self._plan()
-        if theirs is None:
-            return
-        _refuse_other(self._bucket, theirs, self._model, self._revision)
-        if theirs.get("files") != json.loads(canonical(mine))["files"]:
-            raise SourceChanged(
-                f"{self._source.name} no longer lists the files that the plan of {self._revision} has",
-                "delete the bucket with 'kimisession seed --delete' and seed it again",
-            )
-        part_bytes = theirs.get("part_bytes")
-        if isinstance(part_bytes, int) and part_bytes > 0:
-            self._part_bytes = part_bytes
-
-    def _plan(self) -> dict[str, Any] | None:
-        return _plan_of(self._bucket)
-
     def _sealed(self) -> Manifest | None:
         """The seal, if there is one and it is of this revision. Raises BucketTaken for another."""
         return sealed_already(self._bucket, self._model, self._revision)
@@ -556,7 +478,7 @@ class _Seeding:
             if dataclasses.replace(manifest, written_by=sealed.written_by, written_at=sealed.written_at) != sealed:
                 raise Corrupt(
                     f"{self._bucket.url} was sealed with other bytes by {sealed.written_by}",
-                    "delete the bucket with 'kimisession seed --delete' and seed it again",
+                    f"delete the bucket with 'kimisession seed --delete --bucket {self._bucket.url}' and seed it again",
                 ) from None
             return sealed
         return manifest
@@ -593,44 +515,6 @@ class _Seeding:
                     len(self._done),
                     len(self._done) + len(moving) + len(self._waiting),
                     moving,
+                    sum(self._done[path].size for path in self._kept if path in self._done),
                 )
             )
-
-
-def signature() -> str:
-    """Who seals, and with what: `user@host with kimisession VERSION`."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} with kimisession {__version__}"
-
-
-def writer_id() -> str:
-    """This process, so that others on this machine can tell whether it lives: host/boot/pid/start."""
-    return f"{socket.gethostname()}/{_boot_id()}/{os.getpid()}/{_started(os.getpid())}"
-
-
-def is_dead(writer: str) -> bool:
-    """Whether a writer of `writer_id` is known to be gone; of another machine or boot one cannot know."""
-    try:
-        host, boot, pid, started = writer.split("/")
-        if (host, boot) != (socket.gethostname(), _boot_id()) or not boot:
-            return False
-        return _started(int(pid)) != started
-    except ValueError:
-        return False
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "gone"

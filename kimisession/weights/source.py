@@ -7,8 +7,9 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from kimisession.core.plan.tensors import LENGTH_BYTES, BadHeader, header_length, tensors_of
 from kimisession.weights.bucket import FileRange, Reader
 from kimisession.weights.errors import BadSource, Missing, SourceChanged
 from kimisession.weights.manifest import ManifestError, canonical, check_path
@@ -49,7 +50,8 @@ class Source(Protocol):
 class FolderSource:
     """A local folder. Its revision is a digest of names, sizes and sha256s, so reading it costs one pass.
 
-    Hidden files and folders are left out, as are links that lead out of the folder.
+    Hidden files and folders are left out. Links to files are followed, wherever they lead: a snapshot in the hub's own cache
+    is nothing else. What cannot be followed is refused, because what is left out silently is missing in the seal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,32 +85,73 @@ class FolderSource:
         return reader
 
     def _scan(self) -> list[SourceFile]:
-        found = []
-        for folder, folders, names in os.walk(self._path):
+        found: list[tuple[str, Path]] = []
+        for folder, folders, names in os.walk(self._path, onerror=_refuse):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in sorted(names):
+            linked = [name for name in folders if Path(folder, name).is_symlink()]
+            for name in sorted([*linked, *(name for name in names if not name.startswith("."))]):
                 path = Path(folder, name)
-                if name.startswith(".") or not path.resolve().is_relative_to(self._path) or not path.is_file():
-                    continue
-                relative = path.relative_to(self._path).as_posix()
+                if not path.is_file():
+                    raise BadSource(
+                        f"{path} is a link to a folder or to nothing, or no file",
+                        "put the file itself there, or move it away",
+                    )
+                found.append((path.relative_to(self._path).as_posix(), path))
+        # Headers first: a cut file is told now, and not after hundreds of gigabytes were hashed.
+        for relative, path in found:
+            if relative.endswith(".safetensors"):
+                _refuse_cut(path, relative)
+        listed = []
+        for relative, path in sorted(found):
+            try:
                 with path.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                    found.append(SourceFile(relative, os.fstat(file.fileno()).st_size, digest))
-        return sorted(found, key=lambda file: file.path)
+                    listed.append(SourceFile(relative, os.fstat(file.fileno()).st_size, digest))
+            except OSError as error:
+                _refuse(error)
+        return listed
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise BadSource(
+        f"{error.filename} cannot be read: {error.strerror}", "mend its permissions, or name another folder"
+    )
+
+
+def _refuse_cut(path: Path, name: str) -> None:
+    """Raise BadSource for a file of tensors that ends before its last tensor does: a folder has no checksums of its own, and a
+    download that was broken off would be sealed like any other."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(LENGTH_BYTES)
+            tensors_of(name, head + file.read(header_length(name, head, size)), size)
+    except BadHeader as error:
+        raise BadSource(str(error), "download that file again, then type the same command") from None
+    except OSError as error:
+        _refuse(error)
 
 
 def in_load_order(source: Source) -> tuple[SourceFile, ...]:
     """The files of a source in load order: small files first, then shards in the order of the index.
 
-    Raises BadSource for a shard that an index names and the source lacks, and for names that cannot be
-    objects.
+    Raises BadSource for a shard that an index names and the source lacks, for names that cannot be objects, and where there
+    are no safetensors files at all: then it is another folder, or a model that no engine here loads.
     """
     files = {file.path: file for file in source.files()}
+    if not any(path.endswith(".safetensors") for path in files):
+        raise BadSource(
+            f"{source.name} holds no safetensors files, so there are no weights to seed",
+            "name the folder or repository that holds config.json and the shards",
+        )
     for path in files:
         try:
             check_path(path)
         except ManifestError as error:
-            raise BadSource(f"{source.name} cannot be seeded: {error}", "rename that file") from None
+            raise BadSource(
+                f"{source.name} cannot be seeded: {error}",
+                "leave that file out: seed a folder without it, with --from FOLDER",
+            ) from None
     rank: dict[str, int] = {}
     for path in sorted(files):
         if path.endswith(_INDEX):

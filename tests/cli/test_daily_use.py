@@ -121,3 +121,21 @@ def test_a_restart_that_another_one_overtook_is_not_called_done() -> None:
     session = fold("demo-1", (*UP, Restarted(BEGAN + timedelta(seconds=9), 2, "--max-model-len 1024")))
     assert not overtaken(session, {"max-model-len": 1024})
     assert overtaken(session, {"max-model-len": 2048})
+
+
+def test_stopping_twice_is_fine_also_without_a_name(tmp_path: Path) -> None:
+    said = Home(tmp_path).type("stop")
+    assert (said.code, said.out) == (0, "no session is running\n")
+
+
+def test_a_closed_standard_error_breaks_nothing(tmp_path: Path) -> None:
+    home, words = Home(tmp_path), f"exec {sys.executable} -m kimisession status 2>&-"
+    done = subprocess.run(
+        [str(shutil.which("sh")), "-c", words],
+        cwd=tmp_path,
+        env=home.env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "no session is running\n")

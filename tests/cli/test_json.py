@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +163,21 @@ def test_a_start_that_fails_prints_its_receipt_and_an_error_that_are_both_json(h
     assert error["exit_code"] == 6
     assert "session fails ended before it was ready" in error["error"]
     assert error["hint"]
+
+
+def test_a_start_that_says_nothing_more_is_ended_in_time_and_has_an_exit_code_of_its_own(
+    home: Home, started: Any
+) -> None:
+    text = (Path(__file__).parents[2] / "kimisession" / "profiles" / "rehearsal.toml").read_text(encoding="utf-8")
+    mine = home.config / "profiles" / "mine.toml"
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    text = text.replace('coldstart_stall = "20s"', 'coldstart_stall = "1s"').replace('"rehearsal"', '"mine"', 1)
+    mine.write_text(text, encoding="utf-8")
+    bucket = ("--bucket", f"file://{home.data}/buckets/rehearsal")
+    said = home.type("start", "mine", "--name", "mute", "-y", "--json", "--set", "fault=hang@load", *bucket)
+    receipt = document(said, "receipt", code=124)
+    assert (receipt["reason"], receipt["state"]) == ("never-ready", "gone")
+    assert json.loads(said.err.splitlines()[-1])["exit_code"] == 124
 
 
 def test_a_key_is_printed_where_it_was_asked_for_and_written_nowhere_that_outlives_the_session(

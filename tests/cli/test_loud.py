@@ -44,7 +44,7 @@ def test_what_is_not_proven_gone_ends_every_command_with_seven_and_a_way_out(
 
 @pytest.mark.parametrize("words", [("status",), ("stop", "--all"), ("stop", "demo"), ("cost",)], ids=str)
 def test_an_empty_ledger_is_not_taken_for_an_empty_cloud(tmp_path: Path, words: tuple[str, ...]) -> None:
-    assert "kimisession sweep asks the cloud" in Home(tmp_path).type(*words).err
+    assert "`kimisession sweep` asks the cloud" in Home(tmp_path).type(*words).err
 
 
 def test_a_layer_that_died_since_the_start_is_said_beside_the_list(capsys: pytest.CaptureFixture[str]) -> None:

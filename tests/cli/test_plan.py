@@ -14,7 +14,8 @@ import pytest
 from kimisession.cli.planning import price_elsewhere
 from kimisession.profile_file import load_profile, profile_files
 from kimisession.rehearsal.mini_kimi import make_mini_kimi
-from tests.weights.servers import COMMIT, HubServer, serving
+from tests.weights.hub_server import COMMIT, HubServer
+from tests.weights.servers import serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/fixtures/scripts/serve_h200.sh"
@@ -248,6 +249,8 @@ def test_explain_multiplies_with_the_digits_it_shows_and_names_your_own_figures(
         (("--set", 'speculative-config={"num_speculative_tokens":[1]}'), "num_speculative_tokens"),
         (("kimi-k2-amx", "--context", "300k"), "holds 131,072 tokens at most"),
         (("kimi-k2.5-kt", "--concurrency", "9"), "--concurrency is not foretold"),
+        (("kimi-k2.5-kt", "--set", "tensor-parallel-size=0"), "--tensor-parallel-size 1 or more"),
+        (("kimi-k2.5-kt", "--set", "kt-num-gpu-experts=x"), "--kt-num-gpu-experts x: that is not a whole number"),
         (("rehearsal", "--manifests"), "no model on the hub"),
     ],
 )
@@ -399,3 +402,11 @@ def test_start_refuses_what_surely_does_not_fit(tmp_path: Path) -> None:
     assert "--force-fit" in done.stderr
     forced = run(tmp_path, *at, "--force-fit")
     assert "no GPU that is known here" in forced.stderr
+
+
+def test_a_plan_goes_by_the_same_settings_as_a_start(tmp_path: Path) -> None:
+    (tmp_path / "kimisession.toml").write_text('infra = "slurm"\ngpus = "H200:8"\nprice = 31\n', encoding="utf-8")
+    done = run(tmp_path, "plan")
+    assert done.stdout.startswith("kimi-k2.5 on H200 x 8 (slurm)"), done.stderr
+    assert "$31.00/h" in done.stdout
+    assert run(tmp_path, "plan", "--infra", "gcp").stdout.startswith("kimi-k2.5 on H200 x 8 (gcp)")

@@ -24,7 +24,7 @@ def test_other_flags_are() -> None:
     assert parse_set("max_model_len=16384") == ("max-model-len", "16384")
 
 
-@pytest.mark.parametrize("cap", [("--duration", "3h"), ("--budget", "9"), ("--price", "1"), ("--idle", "9m")], ids=str)
+@pytest.mark.parametrize("cap", [("--duration", "3h"), ("--budget", "9"), ("--idle", "9m"), ("--port", "9")], ids=str)
 def test_a_cap_typed_for_a_session_that_exists_is_refused_and_not_dropped(tmp_path: Path, cap: tuple[str, ...]) -> None:
     home = Home(tmp_path)
     store = home.store()
@@ -35,3 +35,14 @@ def test_a_cap_typed_for_a_session_that_exists_is_refused_and_not_dropped(tmp_pa
     store.close()
     assert said.code == 2
     assert f"session demo exists already, so {cap[0]} would change nothing" in said.sentence
+
+
+def test_a_dry_run_of_a_session_that_exists_says_so_and_follows_nothing(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    store = home.store()
+    store.append("demo-0123abcd", [requested(datetime.now(UTC), name="demo", profile="rehearsal", infra="local")])
+    store.claim("demo-0123abcd")
+    said = home.type("start", "rehearsal", "--name", "demo", "--infra", "local", "--dry-run")
+    store.unclaim("demo-0123abcd")
+    store.close()
+    assert (said.code, said.out) == (0, "would go on with session demo, which exists already\n")

@@ -16,8 +16,9 @@ from kimisession.cli.seeding_away import hub_address
 from kimisession.errors import UsageMistake
 from tests.cli.command_line import Home, Said
 from tests.weights.gcs_emulator import gcs_emulator
+from tests.weights.hub_server import COMMIT, HubServer
 from tests.weights.making import weights_folder
-from tests.weights.servers import COMMIT, Fault, HubServer, serving
+from tests.weights.servers import Fault, serving
 
 pytest.importorskip("google.cloud.storage")
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ def test_ctrl_c_leaves_it_running_and_the_same_command_comes_back_to_it(place: P
     other = place.seed("-y", "--bucket", "gs://weights/other")
     assert (other.code, BUCKET in other.sentence) == (2, True)
     place.hub.per_connection = 0
-    back = place.seed("-y")
+    back = place.seed("-y", "--revision", "main")  # a branch was resolved to the commit that the session names
     assert back.code == 0, back.err
     assert "following it" in back.err
     assert len(place.home.machines()) == 1

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kimisession.cli.seeding import keeping
 from tests.cli.command_line import Home, Said
 from tests.weights.gcs_emulator import gcs_emulator
+from tests.weights.hub_server import COMMIT, HubServer
 from tests.weights.making import same_files, weights_folder
-from tests.weights.servers import COMMIT, HubServer, serving
+from tests.weights.servers import serving
 
 pytest.importorskip("google.cloud.storage")
 
@@ -86,3 +92,51 @@ def test_words_that_cannot_be_meant_make_nothing(
     said = home.type("seed", "kimi-k2.5", *source, *where, *words, HF_ENDPOINT=hub.url)
     assert (said.code, hint in said.hint) == (2, True), said.err
     assert not (tmp_path / "bucket").exists()
+
+
+def test_a_log_shows_that_it_moves_by_a_line_for_a_tenth(home: Home, hub: HubServer) -> None:
+    hub.per_connection = 400_000
+    said = seed(home, hub, "--bucket", str(home.folder / "to"))
+    moved = [line for line in said.err.splitlines() if line.startswith("  seeded ")]
+    assert 1 <= len(moved) <= 9, said.err
+    assert "/s, " in moved[-1]
+
+
+def test_a_bare_word_for_a_bucket_puts_nothing_onto_this_disk(home: Home, hub: HubServer) -> None:
+    said = seed(home, hub, "--bucket", "weights-of-mine")
+    assert (said.code, "gs://weights-of-mine" in said.hint) == (2, True)
+    assert not (home.folder / "weights-of-mine").exists()
+
+
+def test_deleting_a_folder_that_is_no_bucket_deletes_nothing(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
+    said = home.type("seed", "--delete", "--bucket", str(tmp_path / "thesis"), "--name", "thesis")
+    assert (said.code, "nothing was deleted" in said.sentence) == (5, True)
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.txt"]
+
+
+def test_ctrl_c_says_what_stays_and_how_to_go_on(home: Home, hub: HubServer) -> None:
+    hub.per_connection = 20_000
+    words = ("seed", "kimi-k2.5", "--from", "hub:owner/mini", "--bucket", str(home.folder / "to"))
+    command = subprocess.Popen(
+        [sys.executable, "-m", "kimisession", *words],
+        env=home.env(HF_ENDPOINT=hub.url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 20
+    while not hub.seen.body_out:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=20)
+    assert (command.returncode, "keeps what was sent" in err, "the same command" in err) == (130, True, True)
+
+
+def test_a_class_of_storage_with_another_price_is_not_priced_as_standard() -> None:
+    assert (
+        keeping(10**12, "us-central1", "NEARLINE")
+        == "not priced: no price is known here for us-central1, nearline class"
+    )
+    assert keeping(10**12, "us-central1", "STANDARD") == "$18.63 a month in us-central1, standard class"

@@ -5,9 +5,6 @@ last tests type the commands against the emulator.
 """
 
 import json
-import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,12 +25,14 @@ from kimisession.cli.guarding import run_disable, run_enable, run_permissions, r
 from kimisession.cli.quotas import run_quota
 from kimisession.cli.schemas import folder
 from kimisession.cli.sweeping import SweepOptions, run_sweep
-from kimisession.cloud.compute import Quota
+from kimisession.cloud.base import Quota
 from kimisession.cloud.quota import check_quota, needs
 from kimisession.controller import owner_here
+from kimisession.core.audit import WITHOUT_DEADLINE
 from kimisession.core.cost import UNPRICED, cost_of
 from kimisession.core.guard import LABEL_BEAT, LABEL_GUARD, NAME
 from kimisession.core.inventory import Machine
+from kimisession.core.launch import LABEL_DEADLINE
 from kimisession.core.ledger import State
 from kimisession.errors import KimiError, LeakSuspected, QuotaExceeded, UsageMistake
 from kimisession.store import Store, open_store
@@ -255,14 +254,40 @@ def test_the_timers_units_are_written_and_hold_no_secret(monkeypatch: pytest.Mon
     assert list((tmp_path / "systemd/user").iterdir()) == []
 
 
-@pytest.mark.parametrize(("said", "sweeps"), [("yes", True), ("no", False), ("", True)], ids=str)
-def test_the_timer_deletes_nothing_by_a_clock_that_is_not_set(tmp_path: Path, said: str, sweeps: bool) -> None:
-    (condition,) = re.findall(r"^ExecCondition=(.*)$", sweep_timer.service_text(""), re.MULTILINE)
-    program = tmp_path / "timedatectl"
-    program.write_text(f"#!/bin/sh\necho {said}\n", encoding="utf-8")
-    program.chmod(0o755)
-    done = subprocess.run(shlex.split(condition.replace("$$", "$")), env={"PATH": str(tmp_path)}, check=False)
-    assert (done.returncode == 0) is sweeps
+def test_the_timer_sweeps_the_project_of_the_shell_that_installed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "the-shells")
+    assert 'Environment="GOOGLE_CLOUD_PROJECT=the-shells"' in sweep_timer.service_text("")
+
+
+@pytest.mark.parametrize("ahead", [3 * HOUR, -3 * HOUR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("delete", [True, False], ids=["delete", "look"])
+def test_nothing_is_judged_by_a_clock_that_is_hours_off_the_clouds(
+    cloud: MemoryCompute, ahead: timedelta, delete: bool
+) -> None:
+    cloud.now = lambda: now() - ahead
+    with pytest.raises(LeakSuspected, match=r"the clock of this machine is 3 h 00 min .* the cloud's") as caught:
+        sweep(cloud, delete=delete)
+    assert caught.value.exit_code == 7
+    assert cloud.deleted == []
+
+
+def test_a_clock_that_is_a_minute_off_sweeps_and_takes_nothing_before_its_deadline(cloud: MemoryCompute) -> None:
+    cloud.now = lambda: now() - timedelta(minutes=4)
+    near = "near-1a2b3c4d"
+    cloud.insert(near, labels_of(now() - timedelta(minutes=4), near, owner_here()))
+    sweep(cloud, delete=True)
+    assert cloud.deleted == [node_of(OLD, 1)]
+
+
+def test_a_machine_without_a_deadline_that_was_adopted_is_not_ended_by_the_next_look(
+    cloud: MemoryCompute, store: Store
+) -> None:
+    without = "without-1a2b3c4d"
+    labels = {k: v for k, v in labels_of(now(), without, owner_here()).items() if k != LABEL_DEADLINE}
+    cloud.insert(without, labels)
+    with pytest.raises(LeakSuspected):
+        sweep(cloud, adopt=True)
+    assert store.session(without).deadline == cloud.machines[node_of(without, 3)].began + WITHOUT_DEADLINE
 
 
 # -- guard ----------------------------------------------------------------------------------------------------------------

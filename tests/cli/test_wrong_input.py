@@ -85,11 +85,20 @@ TYPED = {
     "a session to stop": (("stop", "nobody"), 2, r"there is no session 'nobody'", r"status --all"),
     "a session to extend": (("extend", "30m", "nobody"), 2, r"there is no session 'nobody'", r"status --all"),
     "an extension": (("extend", "soon", "nobody"), 2, r"'soon' is not a duration", r"20m"),
-    "no session": (("connect",), 2, r"there is no session", r"kimisession start"),
-    "no session to log": (("logs",), 2, r"there is no session", r"kimisession start"),
+    "no session": (("connect",), 2, r"no session is running", r"kimisession start"),
+    "no session to log": (("logs",), 2, r"no session is running", r"kimisession start"),
     "no folder to seed": (("seed", "rehearsal", "--from", "/none"), 2, r"/none", r"--from|folder"),
     "nobody to confirm": (("seed", "rehearsal", "--delete"), 2, r"asks for the bucket's name", r"add --name"),
     "another bucket's name": (("seed", "rehearsal", "--delete", "--name", "x"), 1, r"nothing was deleted", r"its name is"),
+    "memory that nothing goes by": (("plan", "--ram", "900"), 2, r"kimi-k2\.5 keeps no experts in host memory", r"leave --ram out"),
+    "memory for neither": (("plan", "--compare", "kimi-k2.5", "rehearsal", "--ram", "9"), 2, r"neither kimi-k2\.5 nor", r"--ram"),
+    "two forms of one plan": (("plan", "--lock", "--manifests"), 2, r"--lock and --manifests do not go together", r"leave one"),
+    "a plan of two things": (("plan", "kimi-k2.5", "--from", "x"), 2, r"a profile and --from do not go", r"leave one"),
+    "a profile of no model": (("plan", "--as-profile"), 2, r"--as-profile belongs to --model", r"plan --model"),
+    "a rate": (("plan", "--preemptions-per-hour", "often"), 2, r"'often' is not a rate", r"--preemptions-per-hour 0\.1"),
+    "no script": (("plan", "--from", "/none"), 2, r"--from: /none: No such file", r"script"),
+    "GPUs for a CPU": (("quota", "rehearsal"), 2, r"runs on a CPU: it needs no GPU quota", r"plan rehearsal"),
+    "a cap moved back": (("extend", "-5m"), 2, r"only ever moved on", r"extend 20m"),
     "an engine to rehearse": (("rehearse", "--engine", "gpt"), 2, r"'gpt' is neither standin nor vllm", r"standin"),
 }  # fmt: skip
 
@@ -110,7 +119,7 @@ UNPARSED = {
     "an option of all commands": (("status", "-q"), r"^-q goes before the command$", r"kimisession -q status$"),
     "a number too small": (("cost", "--last", "0"), r"^--last: .*1", r"kimisession cost --help"),
     "a word that is none of two": (("bench", "--thinking", "maybe"), r"^--thinking: 'maybe' is not one of", r"bench --help"),
-    "nothing to add": (("extend",), r"the argument added is missing", r"kimisession extend --help"),
+    "nothing to add": (("extend",), r"the argument DURATION is missing", r"kimisession extend --help"),
     "a word too many": (("stop", "a", "b"), r"one word too many: b", r"kimisession stop --help"),
 }  # fmt: skip
 

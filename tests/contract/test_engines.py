@@ -3,8 +3,6 @@
 A new engine is one more `Place` here. Nothing in a test knows which engine it has.
 """
 
-import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -114,8 +112,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     make_standin_model(model, shards=1, shard_bytes=1000)
     yield Place(lambda: LocalEngine(folder), "local", f"file://{model}", lambda: datetime.now(UTC), time.sleep)
     for machine in map(Machine, folder.iterdir()):
-        for pid in machine.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        machine.close("test")
 
 
 @pytest.fixture(scope="module")

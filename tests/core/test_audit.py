@@ -185,7 +185,7 @@ def test_what_belongs_to_a_session_is_found_by_label_by_name_and_by_its_machine(
     other = machine("other", labels=labels(session="b-1a2b3c4d"), disks=(("data", True),))
     mine = machine("relabelled", disks=(("boot", True),))
     boot, theirs, left = disk("boot", users=("relabelled",)), disk("data", users=("other",)), disk()
-    found = seen(mine, other, boot, theirs, left, Address("ip", "r", NOW, users=("relabelled",))).of(ID)
+    found = seen(mine, other, boot, theirs, left, Address("ip", "us-central1", NOW, users=("relabelled",))).of(ID)
     assert [t.name for t in found.everything] == ["relabelled", "boot", NODE, "ip"]
 
 

@@ -254,6 +254,15 @@ OBSERVATIONS = st.builds(
 SESSIONS = st.lists(ANY_EVENT, max_size=8).map(lambda events: fold("x", events)) | st.sampled_from([LAUNCHED, RUNNING])
 
 
+def test_an_extension_that_is_heard_only_now_keeps_the_old_cap_from_being_loud() -> None:
+    assert RUNNING.deadline is not None
+    late = RUNNING.deadline + timedelta(minutes=11)
+    extended = line("extended", hard_cap_utc=(RUNNING.deadline + timedelta(hours=1)).timestamp())
+    assert any(isinstance(event, Unconfirmed) for event in news(RUNNING, Observation(late, None, "silent")))
+    told = news(RUNNING, Observation(late, None, "silent", journal=(extended,)))
+    assert [type(event) for event in told] == [Extended]
+
+
 @given(SESSIONS, OBSERVATIONS)
 def test_the_same_observation_is_news_once(session: Session, seen: Observation) -> None:
     known = learn(session, seen)

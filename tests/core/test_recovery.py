@@ -79,6 +79,14 @@ def test_a_dearer_zone_ends_the_money_sooner_and_a_cheaper_one_never_later() -> 
     assert cheap.budget_at == NOON + 2 * HOUR
 
 
+def test_a_price_out_of_a_list_gives_way_to_a_dearer_zone_and_one_that_a_person_stated_does_not() -> None:
+    budget = lost(budget_usd=Decimal(104))
+    listed = under_the_same_caps(again(usd_per_hour=Decimal(26), price_ground="a list"), [budget], (C,))
+    assert (listed.usd_per_hour, listed.worst_usd) == (Decimal(40), Decimal(78))
+    stated = under_the_same_caps(again(usd_per_hour=Decimal(26)), [budget], (C,))
+    assert stated.usd_per_hour == Decimal(26)
+
+
 @pytest.mark.parametrize(
     ("minutes", "request_", "what"),
     [(231, {}, "the hard cap"), (111, {"budget_usd": Decimal(52), "budget_at": NOON + 2 * HOUR}, "the budget of")],

@@ -47,14 +47,14 @@ class Project:
         self.slept: list[float] = []
         self.compute = self.as_member("")
 
-    def as_member(self, member: str) -> "Compute":
+    def as_member(self, member: str, project: str = PROJECT) -> "Compute":
         """A client that acts as `user:...` or `serviceAccount:...`; as the project's owner with an empty text."""
         from google.oauth2 import credentials
 
         from kimisession.cloud.compute import Compute
 
         token = self.emulator.token(member) if member else self.token
-        return Compute(PROJECT, credentials.Credentials(token), self.url, self.sleep)  # type: ignore[no-untyped-call]
+        return Compute(project, credentials.Credentials(token), self.url, self.sleep)  # type: ignore[no-untyped-call]
 
     def sleep(self, seconds: float) -> None:
         """Nobody waits for a retry; an operation gets the moment that it needs."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from emulated import ID, NODE, PROJECT, ZONE, Project, body_of, labels_of, needed, project
 
-from kimisession.cloud.compute import Denied, NoCredentials, open_compute
+from kimisession.cloud.compute import open_compute
+from kimisession.cloud.google_errors import Denied, NoCredentials
 from kimisession.core.audit import proof_of_gone, what_ended
-from kimisession.core.inventory import Disk, Inventory
+from kimisession.core.inventory import Disk, Inventory, may_still_make
 from kimisession.errors import INSTALL_CLOUD, EngineMissing, KimiError, QuotaExceeded, Unconfirmed
 
 NOW = datetime.now(UTC)
@@ -104,7 +105,7 @@ def test_a_left_over_disk_is_deleted(there: Project) -> None:
 def test_an_operation_that_nobody_knows_any_more_is_done(there: Project) -> None:
     there.tell("faults", kind="slow_operation", seconds=600, method="compute.instances.insert")
     there.call("POST", f"zones/{ZONE}/instances", body_of(NODE, LABELS), wait=False)
-    (pending,) = there.compute.insert_operations_pending(ID, AN_HOUR_AGO)
+    (pending,) = may_still_make(there.compute.operations(ID, AN_HOUR_AGO))
     assert not there.compute.wait(pending, 0.05).done
     there.state.data["operations"].clear()
     assert there.compute.wait(pending, 5).done
@@ -138,7 +139,7 @@ def test_an_insert_whose_answer_was_lost_is_no_proof_of_gone_until_it_is_done(th
     }
     there.call("POST", f"zones/{ZONE}/instances/bulkInsert", body, wait=False)
     empty = Inventory(NOW, PROJECT)
-    assert there.compute.insert_operations_pending(ID, AN_HOUR_AGO)
+    assert may_still_make(there.compute.operations(ID, AN_HOUR_AGO))
     proof = proof_of_gone(empty, empty, there.compute.operations(ID, AN_HOUR_AGO), timedelta(0))
     assert not proof.gone
     assert "may still make a machine" in proof.evidence
@@ -222,9 +223,9 @@ def test_credentials_that_google_does_not_take_say_how_to_log_in(there: Project)
 
 
 def test_a_project_that_is_not_there_is_told(there: Project) -> None:
-    there.compute.project = "no-such-project"
+    elsewhere = there.as_member("", "no-such-project")
     with pytest.raises(Denied, match="there is no project no-such-project"):
-        there.compute.ours()
+        elsewhere.ours()
 
 
 def test_creating_what_exists_is_fine_and_a_full_quota_is_told(there: Project) -> None:

@@ -264,9 +264,21 @@ def test_what_is_gone_cannot_be_extended(world: World) -> None:
         world.controller().extend(gone, 60)
 
 
-@pytest.mark.parametrize(("budget", "fits"), [("4.33", False), ("4.34", True), ("0", False)])
-def test_a_budget_must_reach_the_first_ten_minutes(world: World, budget: str, fits: bool) -> None:
-    quote = world.quote(budget_usd=Decimal(budget))
+@pytest.mark.parametrize(
+    ("budget", "dearest", "fits"),
+    [
+        ("4.33", None, False),
+        ("4.34", None, True),
+        ("0", None, False),
+        ("5.24", "31.50", False),
+        ("5.25", "31.50", True),
+    ],
+)
+def test_a_budget_must_reach_the_first_ten_minutes_in_the_dearest_zone_too(
+    world: World, budget: str, dearest: str | None, fits: bool
+) -> None:
+    dearest_usd = Decimal(dearest) if dearest else None
+    quote = world.quote(budget_usd=Decimal(budget), dearest_usd=dearest_usd)
     if fits:
         world.controller().check(quote)
         return
@@ -274,7 +286,7 @@ def test_a_budget_must_reach_the_first_ten_minutes(world: World, budget: str, fi
         world.controller().check(quote)
     # What the hint says works.
     amount = caught.value.hint.split()[2]
-    world.controller().check(world.quote(budget_usd=Decimal(amount)))
+    world.controller().check(world.quote(budget_usd=Decimal(amount), dearest_usd=dearest_usd))
     assert world.store.rows() == []
 
 

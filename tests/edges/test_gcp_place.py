@@ -10,7 +10,8 @@ from good_values import NOON
 from memory_compute import PROJECT, MemoryCompute, node_of
 from test_skypilot_task import SPEC
 
-from kimisession.cloud.compute import Denied, NoCredentials, Quota
+from kimisession.cloud.base import Quota
+from kimisession.cloud.google_errors import Denied, NoCredentials
 from kimisession.core.audit import APART
 from kimisession.core.guard import guard_layer
 from kimisession.core.launch import LABEL_DEADLINE, LABEL_OWNER, deadline_label, session_labels
@@ -105,6 +106,20 @@ def test_a_machine_in_whatever_state_is_not_gone(there: There, status: str) -> N
     assert sight.present is True
     assert sight.stopped == (status in ("TERMINATED", "SUSPENDED"))
     assert there.proven().present is True
+
+
+def test_the_disk_of_a_machine_that_was_taken_away_keeps_its_price_when_another_one_comes(there: There) -> None:
+    first = there.cloud.insert(ID, LABELS)
+    there.look()
+    there.cloud.preempt(first.name)
+    there.pass_(60)
+    second = there.cloud.insert(ID, LABELS)
+    there.look()
+    there.cloud.remove(second.name)
+    there.pass_(60)
+    disks = [resource for resource in there.proven().resources if resource.kind == "disk"]
+    assert {disk.id.split("/")[2] for disk in disks} == {first.name, second.name}
+    assert all(disk.usd_per_hour for disk in disks)
 
 
 def test_what_has_lost_its_labels_is_found_by_its_name(there: There) -> None:

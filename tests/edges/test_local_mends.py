@@ -45,8 +45,7 @@ def test_a_machine_whose_record_was_lost_is_not_gone_while_it_runs_and_can_be_en
         assert machine.leftovers() == set()
         assert not (machine.folder / "api_key").exists()
     finally:
-        for pid in machine.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        machine.close("test")
 
 
 def test_a_start_that_died_while_it_laid_out_leaves_no_secret(tmp_path: Path) -> None:
@@ -83,8 +82,7 @@ def test_a_stop_that_cannot_be_written_down_kills_instead_of_asking(tmp_path: Pa
         assert machine.leftovers() == set()
         assert engine.observe(spec.session_id).present is False
     finally:
-        for pid in machine.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        machine.close("test")
 
 
 def test_a_layer_whose_process_was_stopped_is_not_called_armed(tmp_path: Path) -> None:
@@ -104,5 +102,4 @@ def test_a_layer_whose_process_was_stopped_is_not_called_armed(tmp_path: Path) -
             time.sleep(0.02)
         assert layer.armed
     finally:
-        for pid in machine.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        machine.close("test")

@@ -18,7 +18,8 @@ from test_skypilot_task import SPEC
 
 from kimisession.cli.guarding import run_permissions
 from kimisession.cloud import guard
-from kimisession.cloud.compute import Compute, Denied
+from kimisession.cloud.compute import Compute
+from kimisession.cloud.google_errors import Denied
 from kimisession.cloud.permissions import MACHINE, REAPER, USER
 from kimisession.cloud.reaper import reap
 from kimisession.cloud.sweep import Sweeper

@@ -15,7 +15,8 @@ from test_skypilot_task import SPEC
 
 from kimisession.core.lifecycle import SeenResource
 from kimisession.engines.place import Sight
-from kimisession.engines.skypilot import SkyPilotEngine, _Progress, translated
+from kimisession.engines.sky_sdk import SkyOutput, translated
+from kimisession.engines.skypilot import SkyPilotEngine
 from kimisession.errors import BudgetRefused, EngineFailed, NoCapacity, NotYetGone, QuotaExceeded, Unconfirmed
 from kimisession.node import job
 
@@ -267,7 +268,7 @@ def test_stockout_and_quota_are_told_apart_with_the_places_that_were_tried() -> 
 
 
 def test_what_skypilot_prints_is_progress_and_never_data(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.redirect_stdout(_Progress()):
+    with contextlib.redirect_stdout(SkyOutput()):
         print("\x1b[32mRunning on cluster\x1b[0m")
     assert capsys.readouterr().out == ""
 

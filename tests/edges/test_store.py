@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta, timezone
@@ -228,14 +229,26 @@ def test_the_list_can_be_dropped_and_built_again_from_the_events(store: Store) -
     assert store.rows() == before
 
 
-def test_totals_leave_pretended_prices_out(store: Store) -> None:
-    real, pretended = story("real", 60, over=True), story("pretended", 60, over=True)
-    pretended[0] = requested(pretended=True, name="pretended")
-    store.append("a", real)
-    store.append("b", pretended)
-    count, usd = store.totals()
-    assert count == 1
-    assert usd == cost_of(store.session("a"), NOON).usd > 0
+def test_who_waited_for_a_claim_holds_the_one_that_others_see(path: Path) -> None:
+    first, second, third = (Store(path) for _ in range(3))
+    first.claim("turn")
+    waiting = threading.Thread(target=second.claim, args=("turn",), daemon=True)
+    waiting.start()
+    first.unclaim("turn")
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert third.claimed("turn")
+    second.unclaim("turn")
+    assert not third.claimed("turn")
+
+
+def test_the_buckets_of_all_sessions_are_known_and_a_torn_record_hides_none(store: Store) -> None:
+    for number, bucket in enumerate(("gs://b/k2", "file:///here", "gs://a", "gs://b/k2", "")):
+        store.append(f"s{number}", [requested(name=f"n{number}", bucket=bucket)])
+    store._db.execute(
+        "INSERT INTO events (session, at, kind, body) VALUES ('torn', '', 'SessionRequested', '{\"bucket\": \"gs://')"
+    )
+    assert store.buckets() == ["gs://a", "gs://b/k2"]
 
 
 def test_a_newer_ledger_is_refused_with_a_sentence_and_left_alone(path: Path) -> None:

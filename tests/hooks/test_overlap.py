@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import socket
 import sys
 import tarfile
@@ -120,8 +119,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     for machine in map(Machine, folder.iterdir()):
-        for pid in machine.leftovers():
-            os.kill(pid, signal.SIGKILL)
+        machine.close("test")
 
 
 def begin(home: Path, tmp_path: Path, *steps: Step, stall: str = "20s") -> Start:

@@ -59,3 +59,10 @@ def test_where_none_can_be_made_the_session_begins_all_the_same(tmp_path: Path) 
         assert job.make_scratch(a_machine(tmp_path)) == dict(os.environ)
     finally:
         tempfile.tempdir = before
+
+
+def test_a_scratch_folder_that_cannot_be_written_down_is_used_and_goes_all_the_same(tmp_path: Path) -> None:
+    scratch = job.make_scratch(tmp_path / "no machine")["TMPDIR"]
+    assert Path(scratch).name.startswith("kimi-run-")
+    job.release_scratch(tmp_path / "no machine", scratch)
+    assert not Path(scratch).exists()

@@ -29,8 +29,8 @@ from kimisession.core.quote import launch_spec, make_quote
 from kimisession.engines.payload import lay_out
 from kimisession.node import leash
 from kimisession.node.journal import read_journal
-from kimisession.node.keeper import Log
 from kimisession.node.policy import EXIT_CODES, Reason
+from kimisession.node.task import Log
 from kimisession.rehearsal.standin_model import make_standin_model
 
 FLAGS = {"phase-seconds": "boot=0,load=0,compile=0,memory=0,graphs=0,serve=0", "tokens-per-second": 1000, "ttft-s": 0}

@@ -332,7 +332,7 @@ def test_versions_compare_as_numbers() -> None:
     assert preflight_gpus.numbers("580.126.09") > preflight_gpus.numbers("580.9")
     assert preflight_ptx.order("8.10") > preflight_ptx.order("8.9")
     assert [preflight_ptx.of_driver(branch) for branch in (535, 570, 575, 580, 585, 600)] == [
-        *("8.4", "8.7", "8.8", "9.0", "9.0", "9.1"),
+        *("8.2", "8.7", "8.8", "9.0", "9.0", "9.1"),
     ]
 
 

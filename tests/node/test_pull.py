@@ -20,7 +20,7 @@ from kimisession.node.pull import main
 from kimisession.weights.bucket import FolderBucket
 from kimisession.weights.seed import seed
 from kimisession.weights.source import FolderSource
-from tests.weights.making import PART_BYTES, same_files, weights_folder
+from tests.weights.making import PART_BYTES, same_files, tensors, weights_folder
 
 ROOT = Path(__file__).parents[2]
 SHARD = "model-00002-of-00004.safetensors"
@@ -147,7 +147,7 @@ def test_a_part_that_changed_on_disk_is_fetched_again(weights: Path, bucket: Fol
 def test_a_marker_of_another_manifest_means_nothing(bucket: FolderBucket, tmp_path: Path, weights: Path) -> None:
     to = tmp_path / "to"
     run(bucket, to)
-    (weights / SHARD).write_bytes(b"new" * 66667)
+    (weights / SHARD).write_bytes(tensors(b"new" * 66667))
     shutil.rmtree(bucket.path)
     seed(FolderSource(weights), bucket, model="mini", part_bytes=PART_BYTES)
     code, _, _ = run(bucket, to)
@@ -269,3 +269,20 @@ def test_the_puller_imports_nothing_but_its_neighbours_and_the_standard_library(
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_shards_of_another_revision_are_not_served_among_these(bucket: FolderBucket, tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "old.safetensors").write_text("of the revision before")
+    code, _, sentence = run(bucket, tmp_path / "to")
+    assert (code, "old.safetensors is not one of mini's files" in sentence) == (pull.OTHER, True)
+
+
+@pytest.mark.parametrize("name", [pull.JOURNAL + ".new", PULLED + ".new"])
+def test_a_disk_that_refuses_our_own_small_files_is_one_sentence(
+    bucket: FolderBucket, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "to" / name).mkdir(parents=True)
+    code, _, sentence = run(bucket, tmp_path / "to")
+    assert (code, sentence.count("\n")) == (pull.OTHER, 1)
+    assert "cannot be written" in sentence

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,14 @@ import pytest
 
 from kimisession.node import pull_place as pull
 from kimisession.node import web, wire
+from kimisession.node.manifest import FileEntry, Manifest, Part
+from kimisession.node.pull_crew import TRIES, Crew, Job
 from kimisession.weights.bucket import FolderBucket
 from kimisession.weights.seed import seed
 from kimisession.weights.source import FolderSource
+from tests.weights.gcs_server import GcsServer, crc_of
 from tests.weights.making import PART_BYTES, same_files, weights_folder
-from tests.weights.servers import Call, Fault, GcsServer, crc_of, serving
+from tests.weights.servers import Call, Fault, serving
 
 SHARD = "model-00002-of-00004.safetensors"
 
@@ -194,3 +199,28 @@ def test_a_token_comes_from_the_metadata_server_once_and_again_when_it_is_refuse
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_one_part_that_never_comes_ends_the_pull_soon_however_many_connections_there_are(tmp_path: Path) -> None:
+    """It took rounds of as many failures as there are connections: an hour on a rented machine for one part."""
+    part = Part(0, 10, "AAAAAA==", "0" * 64)
+    job = Job(0, FileEntry("a.safetensors", 10, "0" * 64, "AAAAAA==", None, (part,)), part, kept=False)
+    manifest = Manifest("mini", "a" * 40, (job.entry,), PART_BYTES, "me", datetime(2026, 11, 21, tzinfo=UTC))
+    crew = Crew("file:///nowhere", tmp_path, manifest, [job] * 64, processes=16, threads=4)
+    for turn in range(TRIES - 1):
+        job.given_at = time.monotonic()
+        crew._failed(job, {"why": "cut", "message": "cut off", "retry_after_s": None})
+        assert crew._rounds == turn + 1
+        for _ in range(3):  # given out before the server had said anything: the same round
+            crew._failed(replace(job, given_at=0.0), {"why": "busy", "message": "busy", "retry_after_s": None})
+        assert crew._rounds == turn + 1
+    job.given_at = time.monotonic()
+    with pytest.raises(pull.PullError, match="goes on where it stopped"):
+        crew._failed(job, {"why": "cut", "message": "cut off", "retry_after_s": None})
+
+
+def test_what_cannot_be_a_token_is_refused_and_never_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN", "ya29.very\rsecret")
+    with pytest.raises(OSError, match="no token") as caught:
+        web.Token().headers()
+    assert "secret" not in str(caught.value)

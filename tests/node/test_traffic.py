@@ -94,6 +94,12 @@ def test_label_values_may_hold_anything_that_prometheus_allows() -> None:
     assert read_metrics("vllm", page) == read_metrics("vllm", TWO_ENGINES)
 
 
+@pytest.mark.parametrize("count", ["+Inf", "NaN"])
+def test_a_count_that_is_no_number_is_unknown_and_never_counted(count: str) -> None:
+    with pytest.raises(ValueError, match=r"no number|lacks vllm:generation_tokens_total"):
+        read_metrics("vllm", TWO_ENGINES.replace(" 11.0", f" {count}"))
+
+
 def test_sglang_counts_tokens_while_they_come() -> None:
     page = """\
 sglang:num_running_reqs{engine_type="unified",model_name="kimi",tp_rank="0"} 2.0

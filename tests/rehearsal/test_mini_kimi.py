@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kimisession.core.plan.kv import cpu_kv_tokens
 from kimisession.rehearsal import mini_kimi
-from kimisession.rehearsal.mini_kimi import DEFAULT, Shape, kv_bytes_per_token, make_mini_kimi
-from kimisession.rehearsal.vllm_cpu import VLLM_CPU_ENV, kv_cache_tokens, vllm_cpu_argv
+from kimisession.rehearsal.mini_kimi import DEFAULT, Shape, make_mini_kimi
+from kimisession.rehearsal.vllm_cpu import KV_CACHE_BYTES, VLLM_CPU_ENV, vllm_cpu_argv
 
 SMALL = Shape(
     num_hidden_layers=2, intermediate_size=64, moe_intermediate_size=32, n_routed_experts=4, hidden_size=64, shards=4
@@ -148,15 +149,10 @@ def test_the_config_stops_at_the_turns_end_and_is_read_as_kimi_k2(folder: Path) 
     assert [token["content"] for token in added if token["id"] == stop] == ["<|im_end|>"]
 
 
-def test_a_token_takes_the_kv_bytes_that_full_size_kimi_k2_takes_per_layer() -> None:
-    assert kv_bytes_per_token(DEFAULT) == 3456
-    assert kv_bytes_per_token(Shape(num_hidden_layers=61)) == 70_272
-    assert kv_bytes_per_token(Shape(num_hidden_layers=61), dtype_bytes=1) == 35_136
-
-
-def test_a_gib_of_kv_cache_holds_the_tokens_that_vllm_printed() -> None:
-    assert kv_cache_tokens(DEFAULT, 1024**3) == 310_688
-    assert kv_cache_tokens(DEFAULT) == 77_664
+def test_its_kv_cache_holds_the_tokens_that_vllm_printed() -> None:
+    layers, latent, rope = DEFAULT.num_hidden_layers, DEFAULT.kv_lora_rank, DEFAULT.qk_rope_head_dim
+    gib = KV_CACHE_BYTES / 2**30
+    assert cpu_kv_tokens(layers=layers, kv_lora_rank=latent, rope_dim=rope, space_gib=gib) == 77_664
 
 
 def test_a_vocabulary_too_small_for_the_script_is_refused_in_one_sentence(tmp_path: Path) -> None:

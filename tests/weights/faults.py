@@ -41,8 +41,10 @@ from kimisession.weights.hub import HubSource
 from kimisession.weights.manifest import CONTROL, SEAL, Manifest
 from kimisession.weights.seal import read_seal
 from kimisession.weights.seed import seed
+from tests.weights.gcs_server import GcsServer, client_for
+from tests.weights.hub_server import HubServer
 from tests.weights.making import HASTY, PART_BYTES, same_files, weights_folder
-from tests.weights.servers import Call, Fault, GcsServer, HubServer, client_for, serving
+from tests.weights.servers import Call, Fault, serving
 
 ROOT = Path(__file__).parents[2]
 STREAMS = 2

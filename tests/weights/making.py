@@ -13,6 +13,7 @@ from kimisession.weights.retry import Patience
 from kimisession.weights.source import FolderSource, SourceFile
 
 PART_BYTES = 65536
+HEADER_BYTES = 128
 HASTY = Patience(tries=6, first_wait_s=0, longest_wait_s=0.01, beat_s=0.05, stale_s=0.5)
 
 
@@ -23,7 +24,7 @@ def weights_folder(path: Path, shards: int = 4, shard_bytes: int = 200_001, seed
     weight_map = {}
     for number in range(shards, 0, -1):
         name = f"model-{number:05d}-of-{shards:05d}.safetensors"
-        (path / name).write_bytes(rng.randbytes(shard_bytes + number))
+        (path / name).write_bytes(tensors(rng.randbytes(shard_bytes + number - HEADER_BYTES)))
         weight_map[f"layer.{shards - number}"] = name
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (path / "config.json").write_text('{"model_type": "kimi_k2"}')
@@ -31,6 +32,12 @@ def weights_folder(path: Path, shards: int = 4, shard_bytes: int = 200_001, seed
     (path / "sub").mkdir()
     (path / "sub" / "tokenizer.json").write_text("{}")
     return path
+
+
+def tensors(content: bytes) -> bytes:
+    """A safetensors file of one tensor with this content, HEADER_BYTES longer than it."""
+    header = json.dumps({"t": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}})
+    return (HEADER_BYTES - 8).to_bytes(8, "little") + header.encode().ljust(HEADER_BYTES - 8) + content
 
 
 def same_files(left: Path, right: Path) -> bool:

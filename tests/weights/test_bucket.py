@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kimisession.weights.bucket import Bucket, FolderBucket, open_bucket
-from kimisession.weights.errors import Conflict, Missing, SessionGone, WeightsError
-from kimisession.weights.gcs import GcsBucket
+from kimisession.weights.errors import Conflict, Missing, NoBucket, SessionGone, TryAgain, WeightsError
+from kimisession.weights.gcs import GcsBucket, create_bucket
 from kimisession.weights.manifest import Hashing
-from tests.weights.servers import GcsServer, client_for, serving
+from tests.weights.gcs_server import GcsServer, client_for
+from tests.weights.servers import serving
 
 
 @pytest.fixture(params=["folder", "gcs", "gcs/prefix"])
@@ -129,3 +132,49 @@ def test_a_folder_without_write_permission_is_one_sentence(tmp_path: Path) -> No
         pytest.skip("root may write everywhere")
     with pytest.raises(WeightsError):
         open_bucket(str(tmp_path / "locked" / "bucket")).write("x", b"", replaces=None)
+
+
+def test_a_bare_word_is_neither_a_folder_nor_a_bucket() -> None:
+    """It would put hundreds of gigabytes onto the disk of somebody who forgot gs://."""
+    with pytest.raises(NoBucket) as caught:
+        open_bucket("weights")
+    assert (caught.value.exit_code, "gs://weights" in caught.value.hint) == (2, True)
+
+
+@pytest.mark.parametrize("url", ["gs://weights/a?b", "gs://weights/a#b", "gs://weights/a%20b", "gs://weights/a b"])
+def test_a_prefix_that_the_puller_would_read_otherwise_is_refused(url: str) -> None:
+    with pytest.raises(NoBucket):
+        open_bucket(url)
+
+
+@pytest.mark.parametrize("ask", ["create_bucket", "get_bucket"])
+def test_a_store_that_does_not_answer_when_a_bucket_is_made_is_one_sentence(ask: str) -> None:
+    errors = pytest.importorskip("google.api_core.exceptions")
+    cause = ConnectionError(
+        "HTTPConnectionPool(host='x'): Max retries (Caused by E('y: [Errno 111] Connection refused'))"
+    )
+
+    class Client:
+        def bucket(self, name: str) -> Any:
+            return SimpleNamespace(iam_configuration=SimpleNamespace(), soft_delete_policy=SimpleNamespace())
+
+        def create_bucket(self, *args: object, **more: object) -> None:
+            raise (
+                errors.RetryError("Timeout of 120.0s exceeded", cause)
+                if ask == "create_bucket"
+                else errors.Conflict("")
+            )
+
+        def get_bucket(self, *args: object, **more: object) -> None:
+            raise errors.RetryError("Timeout of 120.0s exceeded", cause)
+
+    with pytest.raises(TryAgain) as caught:
+        create_bucket(Client(), "weights", location="us-central1", labels={})
+    assert caught.value.message == "gs://weights: Cloud Storage did not answer ([Errno 111] Connection refused)"
+
+
+def test_a_bucket_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    pytest.importorskip("google.cloud.storage")
+    server = GcsServer(tmp_path / "store")
+    with serving(server), pytest.raises(WeightsError, match="there is no bucket nowhere"):
+        list(GcsBucket(client_for(server.url), "nowhere").list())

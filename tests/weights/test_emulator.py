@@ -14,11 +14,13 @@ import pytest
 from kimisession.weights.errors import BucketTaken
 from kimisession.weights.gcs import GcsBucket, create_bucket
 from kimisession.weights.hub import HubSource
-from kimisession.weights.seal import delete, read_seal, verify
+from kimisession.weights.seal import Deleted, delete, read_seal, verify
 from kimisession.weights.seed import seed
 from tests.weights.gcs_emulator import gcs_emulator
+from tests.weights.gcs_server import client_for
+from tests.weights.hub_server import HubServer
 from tests.weights.making import HASTY, PART_BYTES, same_files, weights_folder
-from tests.weights.servers import HubServer, client_for, serving
+from tests.weights.servers import serving
 
 pytest.importorskip("google.cloud.storage")
 
@@ -51,7 +53,7 @@ def test_the_seeder_and_the_puller_pass(store: str, tmp_path: Path) -> None:
     )
     assert json.loads(pulled.stdout.splitlines()[-1])["done"]["manifest"] == manifest.digest
     assert same_files(weights, tmp_path / "to")
-    assert delete(bucket, "weights/kimi") == 9
+    assert delete(bucket, "weights/kimi") == Deleted(9, 0)
     assert list(bucket.list()) == []
 
 

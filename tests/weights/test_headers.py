@@ -19,7 +19,8 @@ from kimisession.rehearsal.mini_kimi import make_mini_kimi
 from kimisession.weights.errors import BadSource, TryAgain
 from kimisession.weights.headers import FIRST_BYTES, kept_card, read_model
 from tests.weights.full_kimi import full_kimi
-from tests.weights.servers import COMMIT, HubServer, _HubHandler, serving
+from tests.weights.hub_server import COMMIT, HubServer, _HubHandler
+from tests.weights.servers import serving
 
 MORE_THAN_SOCKETS_HOLD = 16_000_000
 

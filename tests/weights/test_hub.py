@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from kimisession.weights.errors import BadSource, SourceChanged, SourceDenied, T
 from kimisession.weights.hub import HubSource
 from kimisession.weights.manifest import Manifest
 from kimisession.weights.seed import seed
+from tests.weights.hub_server import COMMIT, HubServer
 from tests.weights.making import HASTY, PART_BYTES, same_files, weights_folder
-from tests.weights.servers import COMMIT, Call, Fault, HubServer, serving
+from tests.weights.servers import Call, Fault, serving
 
 
 @pytest.fixture
@@ -103,3 +106,54 @@ def test_a_password_in_the_hubs_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(BadSource) as raised:
         HubSource("owner/mini", endpoint="http://user:hunter2@127.0.0.1:1")
     assert "hunter2" not in f"{raised.value} {raised.value.hint}"
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HF_TOKEN_PATH"])
+def test_what_cannot_be_a_token_is_refused_and_never_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """The libraries below quote a header that they refuse; a carriage return out of an edited file is enough."""
+    secret = "hf_very\rsecret"
+    (tmp_path / "token").write_text(secret, newline="")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv(variable, secret if variable == "HF_TOKEN" else str(tmp_path / "token"))
+    with pytest.raises(SourceDenied, match=variable) as caught:
+        HubSource("owner/mini", endpoint="http://127.0.0.1:9").revision()
+    assert "secret" not in caught.value.message + caught.value.hint
+
+
+def test_white_space_around_a_token_is_no_part_of_it(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", " hf_secret\r\n")
+    assert HubSource("owner/mini", endpoint=hub.url).revision() == COMMIT
+
+
+def test_an_address_without_a_scheme_is_told_at_once() -> None:
+    with pytest.raises(BadSource, match="no web address"):
+        HubSource("owner/mini", endpoint="localhost:9")
+
+
+@pytest.mark.parametrize("page", [b"<html>please log in</html>", b"[1]", b'"x"'])
+def test_a_login_page_in_place_of_the_hub_is_one_sentence(page: bytes) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=lambda: server.serve_forever(0.02))
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        for revision in ("main", COMMIT):
+            with pytest.raises(BadSource, match="does not speak as the hub does"):
+                HubSource("owner/mini", revision, endpoint=address).files()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -33,3 +33,23 @@ def test_a_stall_has_no_time_left() -> None:
 def test_keeping_595_gb_costs_what_the_price_page_says() -> None:
     assert usd_per_month(595 * 10**9, "us-central1") == Decimal("11.08")
     assert usd_per_month(1, "mars-east1") is None
+
+
+def test_what_an_earlier_run_finished_is_done_and_no_sign_of_speed() -> None:
+    pacing = Pacing()
+    pacing.feed(Progress(0, 1000, 0, 2), 0.0)
+    whole = pacing.feed(Progress(510, 1000, 1, 2, (), kept_bytes=500), 5.0)[0]
+    assert (whole.bytes_per_s, whole.left_s) == (2.0, 245.0)
+
+
+def test_the_first_moment_promises_nothing() -> None:
+    pacing = Pacing()
+    pacing.feed(at(0), 0.0)
+    assert pacing.feed(at(1), 1.0)[0].left_s is None
+
+
+def test_a_shard_that_began_late_is_not_slow() -> None:
+    pacing = Pacing()
+    pacing.feed(at(0), 0.0)
+    pacing.feed(at(0, FileProgress("a", 0, 400)), 8.0)
+    assert pacing.feed(at(100, FileProgress("a", 100, 400)), 10.0)[1].bytes_per_s == 50.0

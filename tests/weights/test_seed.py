@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kimisession.weights.bucket import FolderBucket
+from kimisession.weights.bucket import FolderBucket, Reader
 from kimisession.weights.errors import (
     BadSource,
     BucketTaken,
@@ -25,9 +25,10 @@ from kimisession.weights.errors import (
     WeightsError,
 )
 from kimisession.weights.manifest import CONTROL, SEAL, Manifest
-from kimisession.weights.seal import Progress, delete, ignore, read_seal, verify
-from kimisession.weights.seed import SESSIONS, is_dead, seed, writer_id
+from kimisession.weights.seal import Deleted, Progress, delete, ignore, read_seal, verify
+from kimisession.weights.seed import SESSIONS, seed
 from kimisession.weights.source import FolderSource
+from kimisession.weights.writer import is_dead, writer_id
 from tests.weights.making import (
     HASTY,
     PART_BYTES,
@@ -197,7 +198,7 @@ def test_delete_wants_the_name_and_leaves_nothing(weights: Path, bucket: FolderB
     with pytest.raises(WeightsError, match="is not the name"):
         delete(bucket, "buckett")
     assert read_seal(bucket)
-    assert delete(bucket, "bucket") == 9
+    assert delete(bucket, "bucket") == Deleted(9, 0)
     assert list(bucket.list()) == []
 
 
@@ -328,3 +329,113 @@ def test_a_half_sent_file_is_sent_from_where_the_store_ends(weights: Path, bucke
     assert any(path.stat().st_ino == before.st_ino for path in bucket.path.glob("*.safetensors")), (
         "the upload that was there became the object"
     )
+
+
+def test_links_are_followed_because_the_cache_of_the_hub_is_made_of_them(
+    weights: Path, bucket: FolderBucket, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in weights.glob("*.*"):
+        (snapshot / path.name).symlink_to(path)
+    manifest = bring(FolderSource(snapshot), bucket)
+    assert len(manifest.files) == 7
+    assert same_files(snapshot, bucket.path)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "sub"])
+def test_what_a_link_cannot_bring_is_refused_and_not_left_out(weights: Path, bucket: FolderBucket, target: str) -> None:
+    (weights / "extra.safetensors").symlink_to(weights / target)
+    with pytest.raises(BadSource, match=r"extra\.safetensors is a link"):
+        bring(FolderSource(weights), bucket)
+    assert not bucket.path.exists()
+
+
+def test_a_download_that_was_broken_off_is_not_sealed(weights: Path, bucket: FolderBucket) -> None:
+    os.truncate(weights / SHARD, (weights / SHARD).stat().st_size - 1)
+    with pytest.raises(BadSource, match=f"{SHARD} is cut off"):
+        bring(FolderSource(weights), bucket)
+    assert not bucket.path.exists()
+
+
+def test_a_folder_without_weights_is_not_sealed(bucket: FolderBucket, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "diary.txt").write_text("dear diary")
+    with pytest.raises(BadSource, match="no safetensors files"):
+        bring(FolderSource(tmp_path / "docs"), bucket)
+    assert not bucket.path.exists()
+
+
+def test_tensors_of_another_origin_are_not_sealed_in_because_an_engine_would_load_them(
+    weights: Path, bucket: FolderBucket
+) -> None:
+    bucket.path.mkdir()
+    (bucket.path / "old.safetensors").write_text("mine")
+    with pytest.raises(BucketTaken, match=r"old\.safetensors"):
+        bring(FolderSource(weights), bucket)
+
+
+def test_delete_does_not_empty_a_folder_that_was_never_seeded(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    for name in ("home", "nowhere"):
+        with pytest.raises(NotSeeded, match="nothing was deleted"):
+            delete(FolderBucket(tmp_path / name), name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["home", "thesis.txt"]
+
+
+def test_delete_leaves_what_kimisession_did_not_write(weights: Path, bucket: FolderBucket) -> None:
+    bring(FolderSource(weights), bucket)
+    bring(FolderSource(weights), FolderBucket(bucket.path / "other"))
+    (bucket.path / "thesis.txt").write_text("years of work")
+    assert delete(bucket, "bucket") == Deleted(9, 11), "the thesis, eight files, a seal and a lock stay"
+    assert (bucket.path / "thesis.txt").exists()
+    other = FolderBucket(bucket.path / "other")
+    verify(other, read_seal(other), deep=True)
+
+
+def test_a_deletion_that_was_broken_off_is_gone_on_with(weights: Path, bucket: FolderBucket) -> None:
+    class Dying(FolderBucket):
+        left = 3
+
+        def delete(self, name: str, generation: int | None = None) -> None:
+            self.left -= 1
+            if not self.left:
+                raise TryAgain("killed")
+            super().delete(name, generation)
+
+    bring(FolderSource(weights), bucket)
+    (bucket.path / "thesis.txt").write_text("years of work")
+    with pytest.raises(TryAgain):
+        delete(Dying(bucket.path), "bucket")
+    with pytest.raises(NotSeeded):
+        read_seal(bucket)
+    with pytest.raises(BucketTaken, match="was broken off"):
+        bring(FolderSource(weights), bucket)
+    assert delete(bucket, "bucket").left == 1
+    assert [stat.name for stat in bucket.list()] == ["thesis.txt"]
+
+
+def test_one_cut_while_everything_is_read_back_is_not_the_end_of_it(weights: Path, bucket: FolderBucket) -> None:
+    class Cutting(FolderBucket):
+        opened = 0
+
+        def open(self, name: str, offset: int, size: int, generation: int | None = None) -> Reader:
+            self.opened += 1
+            if self.opened % 3 == 0:
+                raise TryAgain("cut off")
+            return super().open(name, offset, size, generation)
+
+    manifest = bring(FolderSource(weights), bucket)
+    seen: list[Progress] = []
+    verify(Cutting(bucket.path), manifest, seen.append, deep=True, patience=HASTY)
+    assert len({progress.done_bytes for progress in seen}) > len(manifest.files), "a shard of 10 GB moves the line, too"
+
+
+def test_what_an_earlier_run_finished_is_told_apart_from_what_moves_now(weights: Path, bucket: FolderBucket) -> None:
+    last = "model-00001-of-00004.safetensors"
+    with pytest.raises(SourceChanged):
+        bring(WatchedSource(weights, flip_once(last, 5, times=99)), bucket, streams=1)
+    seen: list[Progress] = []
+    manifest = bring(FolderSource(weights), bucket, progress=seen.append)
+    assert seen[-1].kept_bytes == manifest.total_bytes - (weights / last).stat().st_size

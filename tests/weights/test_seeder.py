@@ -14,8 +14,9 @@ import pytest
 
 from kimisession.weights.seal import Progress
 from kimisession.weights.seeder import EVERY_S, Telling
+from tests.weights.hub_server import COMMIT, HubServer
 from tests.weights.making import same_files, weights_folder
-from tests.weights.servers import COMMIT, HubServer, serving
+from tests.weights.servers import serving
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kimisession.core.plan.engine_memory import DCP_TAKES_FP8_SINCE, engine_of
-from kimisession.core.plan.fit import CannotPlan, Fit, Setup, Verdict, predict, resolve
+from kimisession.core.plan.fit import Fit, Verdict, predict
 from kimisession.core.plan.gpus import Gpu, gpu_named
 from kimisession.core.plan.models import ModelCard
+from kimisession.core.plan.setup import CannotPlan, Setup, resolve
 
 MOST_CHANGES = 4
 LANGUAGE_MODEL_ONLY_SINCE = (0, 19)

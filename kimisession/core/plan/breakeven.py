@@ -7,11 +7,6 @@ from decimal import ROUND_CEILING, Decimal
 MILLION = Decimal(1_000_000)
 
 
-def session_usd(usd_per_hour: Decimal, hours: Decimal) -> Decimal:
-    """The price of a session of that many hours, all of them billed."""
-    return usd_per_hour * hours
-
-
 def break_even_tokens_per_hour(usd_per_hour: Decimal, usd_per_million_tokens: Decimal) -> int:
     """Tokens that an API would sell for one hour's price: below, the API is cheaper. Rounded up to a whole token.
 
@@ -20,10 +15,3 @@ def break_even_tokens_per_hour(usd_per_hour: Decimal, usd_per_million_tokens: De
     if usd_per_million_tokens <= 0:
         raise ValueError(f"the price per million tokens must be above 0, not {usd_per_million_tokens}")
     return int((usd_per_hour * MILLION / usd_per_million_tokens).to_integral_value(ROUND_CEILING))
-
-
-def mixed_usd(
-    input_tokens: int, output_tokens: int, usd_per_million_input: Decimal, usd_per_million_output: Decimal
-) -> Decimal:
-    """What an API charges for so many input and output tokens."""
-    return (input_tokens * usd_per_million_input + output_tokens * usd_per_million_output) / MILLION

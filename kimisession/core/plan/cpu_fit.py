@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kimisession.core.plan.fit import GIB, Figure, Verdict, kv_bytes_per_token
+from kimisession.core.plan.fit import Verdict
+from kimisession.core.plan.kv import kv_bytes_per_token
 from kimisession.core.plan.models import BF16, ModelCard, components, routed_layer_bytes
+from kimisession.core.plan.setup import GIB, Figure
 
 HYBRID_VRAM_EXTRA_GIB = 4.8
 """GPU memory beside weights, GPU experts and KV with SGLang and KT-Kernel: 31 GB and 39 GB in all for two settings
@@ -85,11 +87,12 @@ def host_fit(
     layers = card.moe_layers
     steady_death = _dies_at(quota_gib, base, per_layer, layers)
     rate_death = _dies_at(quota_gib, base - PROCESS_GIB, per_layer * LOADING_FACTOR, layers)
+    where = f"between layer {rate_death} and {steady_death}" if rate_death != steady_death else f"at layer {rate_death}"
     if quota_gib < loaded_figure.low:
         verdict: Verdict = "does not start"
         reason = (
             f"{layers} layers of {per_layer:.2f} GiB need {loaded:.0f} GiB of host memory and the limit is "
-            f"{quota_gib:.0f}: loading dies between layer {rate_death} and {steady_death}; "
+            f"{quota_gib:.0f}: loading dies {where}; "
             f"raise the quota to {enough} GiB."
         )
     elif quota_gib < loading_figure.high:

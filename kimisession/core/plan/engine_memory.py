@@ -149,7 +149,7 @@ RULES: tuple[EngineMemory, ...] = (
         0.3,
         0.0,
         0.0,
-        "0.26.0, read in the wheel and run: 17 own logs on 1, 4 and 8 H200s (dummy weights, 2026-11-20 and 21)",
+        "0.26.0, read in the wheel and run: 20 own logs on 1, 4 and 8 H200s (dummy weights, 2026-11-20 and 21)",
         counted_one_by_one=True,
     ),
     EngineMemory(
@@ -189,12 +189,11 @@ RULES: tuple[EngineMemory, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A version text, read: its rules and whether it is a release, and which of several code paths it took."""
+    """A version text, read: its rules and whether it is a community build."""
 
     text: str
     version: tuple[int, int] | None
     is_fork: bool
-    is_v2_runner: bool
     rules: EngineMemory
 
 
@@ -205,9 +204,8 @@ def engine_of(text: str) -> Engine:
     """
     found = re.search(r"(?<![\d.])(\d+)\.(\d+)", text)
     version = (int(found[1]), int(found[2])) if found else None
-    low = text.lower()
     rules = next(row for row in reversed(RULES) if row.since <= (version or (0, 19)))
-    return Engine(text, version, "fork" in low, "v2 runner" in low, rules)
+    return Engine(text, version, "fork" in text.lower(), rules)
 
 
 def block_size_of(backend: str, compute: float, kv_dtype: str, version: tuple[int, int] | None) -> int:

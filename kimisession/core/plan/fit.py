@@ -13,42 +13,11 @@ from typing import Literal
 
 from kimisession.core.plan.engine_memory import may_refuse_fp8_with_dcp, refuses_fp8_with_dcp
 from kimisession.core.plan.gpus import Gpu
-from kimisession.core.plan.kv import (
-    cpu_kv_tokens,
-    estimated_max_len,
-    kv_blocks,
-    kv_bytes_per_token,
-    needed_kv_bytes,
-    printed_tokens,
-    token_bytes,
-    tokens_from_kv,
-)
+from kimisession.core.plan.kv import kv_blocks, needed_kv_bytes, printed_tokens, token_bytes
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.overhead import CALIBRATED_SEQS, graphs_gib, overhead
 from kimisession.core.plan.resident import disk_figure, resident_extra_gib, resident_gib, weights_figure
-from kimisession.core.plan.setup import GIB, CannotPlan, Figure, Resolved, Setup, VisionMode, resolve
-
-__all__ = [
-    "GIB",
-    "CannotPlan",
-    "Figure",
-    "Fit",
-    "Resolved",
-    "Setup",
-    "Verdict",
-    "VisionMode",
-    "cpu_kv_tokens",
-    "estimated_max_len",
-    "kv_blocks",
-    "kv_bytes_per_token",
-    "needed_kv_bytes",
-    "predict",
-    "printed_tokens",
-    "resident_gib",
-    "resolve",
-    "token_bytes",
-    "tokens_from_kv",
-]
+from kimisession.core.plan.setup import GIB, Figure, Resolved, Setup, resolve
 
 Verdict = Literal["starts", "does not start", "borderline"]
 

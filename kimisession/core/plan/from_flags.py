@@ -26,22 +26,22 @@ def setup_of(version: str, flags: Mapping[str, FlagValue], env: Mapping[str, str
     estimates = (env or {}).get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     return Setup(
         engine_version=version,
-        tp=_int(said, "tensor-parallel-size") or 1,
-        pp=_int(said, "pipeline-parallel-size") or 1,
-        dp=_int(said, "data-parallel-size") or 1,
+        tp=whole(said, "tensor-parallel-size") or 1,
+        pp=whole(said, "pipeline-parallel-size") or 1,
+        dp=whole(said, "data-parallel-size") or 1,
         ep=said.get("enable-expert-parallel") is True,
-        dcp=_int(said, "decode-context-parallel-size") or 1,
+        dcp=whole(said, "decode-context-parallel-size") or 1,
         utilisation=_float(said, "gpu-memory-utilization"),
-        max_model_len=_int(said, "max-model-len"),
-        max_num_seqs=_int(said, "max-num-seqs"),
-        max_num_batched_tokens=_int(said, "max-num-batched-tokens"),
+        max_model_len=whole(said, "max-model-len"),
+        max_num_seqs=whole(said, "max-num-seqs"),
+        max_num_batched_tokens=whole(said, "max-num-batched-tokens"),
         kv_dtype=str(said.get("kv-cache-dtype", "auto")),
         eager=said.get("enforce-eager") is True,
         vision=_vision(said),
         draft=str(draft.get("model") or draft.get("method") or "") or None,
-        draft_tokens=_int(draft, "num_speculative_tokens", "speculative-config: num_speculative_tokens") or 3,
+        draft_tokens=whole(draft, "num_speculative_tokens", "speculative-config: num_speculative_tokens") or 3,
         attention_backend=str(said.get("attention-backend", "")),
-        block_size=_int(said, "block-size"),
+        block_size=whole(said, "block-size"),
         graphs_in_budget=None if estimates is None else estimates == "1",
         lora=said.get("enable-lora") is True,
     )
@@ -67,12 +67,14 @@ def tokens_of(text: str) -> int:
     """Tokens as people write them: 65536, 64k and 64K are 64 x 1024, 1m is 1024 x 1024. Raises ValueError."""
     scale = {"k": 1024, "m": 1024 * 1024}.get(text[-1:].lower(), 1)
     digits = text[:-1] if scale > 1 else text
-    if not digits.isdigit() or int(digits) < 1:
+    if not digits.isdecimal() or int(digits) < 1:
         raise ValueError(f"{text!r} is not a number of tokens; write it like 65536 or 64k")
     return int(digits) * scale
 
 
-def _int(said: Mapping[str, Any], name: str, written: str = "") -> int | None:
+def whole(said: Mapping[str, Any], name: str, written: str = "") -> int | None:
+    """A flag's whole number, 64k and 64K as vLLM reads them; None where it is not said or left to the engine. Raises ValueError,
+    one sentence that names the flag (`written`, where that is not its name)."""
     value = said.get(name)
     if value is None or value is True or str(value) in ("-1", "auto"):
         return None

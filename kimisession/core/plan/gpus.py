@@ -8,15 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `total_gib` is torch's total_memory; `low_gib` and `high_gib` span what drivers were seen to report.
-
-    `compute` is the CUDA compute capability (0 for a GPU that is not NVIDIA's).
-    """
+    """One GPU. `total_gib` is torch's total_memory; `compute` the CUDA compute capability (0: not NVIDIA's)."""
 
     name: str
     total_gib: float
-    low_gib: float
-    high_gib: float
     compute: float
     source: str
 
@@ -25,21 +20,21 @@ _TORCH = "torch's own texts in public logs ('total capacity of N GiB', total_gpu
 
 # Most specific pattern first: the first that is found in the name wins.
 GPUS: tuple[tuple[str, Gpu], ...] = (
-    (r"h100.*(nvl|94)", Gpu("H100-NVL-94GB", 93.09, 93.02, 93.10, 9.0, _TORCH)),
-    (r"h100", Gpu("H100-SXM-80GB", 79.18, 79.10, 79.22, 9.0, f"{_TORCH}; drivers 570-580")),
-    (r"a100.*40", Gpu("A100-40GB", 39.39, 39.38, 39.59, 8.0, _TORCH)),
-    (r"a100", Gpu("A100-80GB", 79.15, 79.14, 79.25, 8.0, f"{_TORCH}; 79.25 with older drivers")),
+    (r"h100.*(nvl|94)", Gpu("H100-NVL-94GB", 93.09, 9.0, _TORCH)),
+    (r"h100", Gpu("H100-SXM-80GB", 79.18, 9.0, f"{_TORCH}; drivers 570-580")),
+    (r"a100.*40", Gpu("A100-40GB", 39.39, 8.0, _TORCH)),
+    (r"a100", Gpu("A100-80GB", 79.15, 8.0, f"{_TORCH}; 79.25 with older drivers")),
     (
         r"gh200|h200",
-        Gpu("H200-141GB", 139.80, 139.80, 139.81, 9.0, f"{_TORCH}; own runs 2026-11-20, SXM and NVL"),
+        Gpu("H200-141GB", 139.80, 9.0, f"{_TORCH}; own runs 2026-11-20, SXM and NVL"),
     ),
-    (r"h20", Gpu("H20-141GB", 139.72, 139.72, 139.72, 9.0, f"{_TORCH}; the 141 GB edition")),
-    (r"b300", Gpu("B300-288GB", 267.69, 267.69, 267.69, 10.3, _TORCH)),
-    (r"b200", Gpu("B200-180GB", 178.35, 178.35, 178.36, 10.0, _TORCH)),
-    (r"mi300", Gpu("MI300X-192GB", 191.98, 191.69, 191.98, 0.0, f"{_TORCH}; 191.69 on newer ROCm")),
-    (r"rtx.?pro.?6000", Gpu("RTX-PRO-6000-96GB", 94.97, 94.97, 94.97, 12.0, _TORCH)),
-    (r"4090", Gpu("RTX-4090-24GB", 23.5, 23.5, 23.64, 8.9, _TORCH)),
-    (r"3090", Gpu("RTX-3090-24GB", 23.58, 23.5, 23.7, 8.6, _TORCH)),
+    (r"h20", Gpu("H20-141GB", 139.72, 9.0, f"{_TORCH}; the 141 GB edition")),
+    (r"b300", Gpu("B300-288GB", 267.69, 10.3, _TORCH)),
+    (r"b200", Gpu("B200-180GB", 178.35, 10.0, _TORCH)),
+    (r"mi300", Gpu("MI300X-192GB", 191.98, 0.0, f"{_TORCH}; 191.69 on newer ROCm")),
+    (r"rtx.?pro.?6000", Gpu("RTX-PRO-6000-96GB", 94.97, 12.0, _TORCH)),
+    (r"4090", Gpu("RTX-4090-24GB", 23.5, 8.9, _TORCH)),
+    (r"3090", Gpu("RTX-3090-24GB", 23.58, 8.6, _TORCH)),
 )
 
 

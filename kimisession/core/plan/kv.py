@@ -67,11 +67,6 @@ def tokens_from_kv(
     return Figure(low, low, high, f"arithmetic: {kv_gib:.{digits}f} GiB is printed to {digits} decimals")
 
 
-def estimated_max_len(kv_bytes: int, bytes_per_token: int, block_size: int, dcp: int = 1) -> int:
-    """The longest request that fits, as vLLM's "Estimated maximum model length" says it."""
-    return kv_blocks(kv_bytes, bytes_per_token, block_size) * block_size * dcp
-
-
 def needed_kv_bytes(max_model_len: int, bytes_per_token: int, block_size: int, dcp: int = 1) -> int:
     """KV memory per GPU that one request of `max_model_len` takes; vLLM refuses to start with less."""
     return ceil(ceil(max_model_len / dcp) / block_size) * block_size * bytes_per_token
@@ -84,7 +79,7 @@ def cpu_kv_tokens(
     rope_dim: int,
     block_size: int = CPU_MLA_BLOCK,
     element_bytes: int = BF16,
-    space_gib: int = 4,
+    space_gib: float = 4,
     max_model_len: int | None = None,
 ) -> int:
     """Tokens that vLLM on a CPU prints for an MLA model with VLLM_CPU_KVCACHE_SPACE=`space_gib`.
@@ -94,7 +89,7 @@ def cpu_kv_tokens(
     which print concurrency x max_model_len. Matched exactly with vllm-cpu 0.32.0 on six shapes (notes/fit.md).
     """
     per_token = layers * (kv_lora_rank + rope_dim) * element_bytes
-    blocks = kv_blocks(space_gib * GIB, per_token, block_size)
+    blocks = kv_blocks(int(space_gib * GIB), per_token, block_size)
     return printed_tokens(blocks, block_size, max_model_len=max_model_len)
 
 

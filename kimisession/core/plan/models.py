@@ -98,11 +98,6 @@ class ModelCard:
         """Layers with routed experts."""
         return self.layers - self.first_dense if self.experts else 0
 
-    @property
-    def is_quantised(self) -> bool:
-        """Whether the routed experts (nearly all bytes) are stored below bf16."""
-        return self.experts_format != "bf16"
-
 
 @dataclass(frozen=True, slots=True)
 class Components:

@@ -9,13 +9,14 @@ from decimal import Decimal
 from typing import Literal
 
 from kimisession.core.catalog import ACCELERATORS, Accelerator
+from kimisession.core.cost import STATED
 from kimisession.core.durations import parse_duration
 from kimisession.core.plan.advice import Advice, advise
 from kimisession.core.plan.coldstart import ColdStartPlan, cold_start
 from kimisession.core.plan.cpu_fit import HostFit, host_fit, hybrid_vram
 from kimisession.core.plan.fit import Fit, predict
 from kimisession.core.plan.flags import FlagTable, Refused, check_flags
-from kimisession.core.plan.from_flags import changed_flags, setup_of, speculative
+from kimisession.core.plan.from_flags import changed_flags, setup_of, speculative, whole
 from kimisession.core.plan.gpus import Gpu, gpu_named
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.prices import Market
@@ -174,7 +175,7 @@ def _moved(profile: Profile, version: str, table: FlagTable | None) -> Profile:
 def _price(question: Question) -> tuple[Decimal | None, str]:
     """Dollars per hour and where they are from: what the user says before all else."""
     if question.usd_per_hour is not None:
-        return question.usd_per_hour, "stated by you with --price"
+        return question.usd_per_hour, STATED
     machine = f"{question.accelerator.name}:{question.count}"
     return known_price(question.profile, machine, question.infra, question.market, question.now)
 
@@ -311,7 +312,10 @@ def _host_holding(question: Question, card: ModelCard) -> Holding:
         raise CannotPlan("--concurrency is not foretold with experts in host memory; leave it out")
     changes: dict[str, FlagValue] = {"context-length": question.context} if question.context else {}
     cpu_only = flags.get("device") == "cpu"
-    experts = int(str(flags.get("kt-num-gpu-experts", 0)))
+    experts = whole(flags, "kt-num-gpu-experts") or 0
+    split = next((n for name in ("tensor-parallel-size", "tp-size") if (n := whole(flags, name)) is not None), 1)
+    if experts < 0 or split < 1:
+        raise CannotPlan("--kt-num-gpu-experts must be 0 or more and --tensor-parallel-size 1 or more")
     host = host_fit(
         card,
         ram,
@@ -321,15 +325,11 @@ def _host_holding(question: Question, card: ModelCard) -> Holding:
     )
     if cpu_only:
         return Holding(host.verdict, host.reason, host=host, changes=changes)
-    context = question.context or int(str(flags.get("context-length", question.checkpoint.context)))
-    gpus = int(str(flags.get("tensor-parallel-size", flags.get("tp-size", 1))))
-    vram = hybrid_vram(card, gpu_experts=experts, context=context, gpus=gpus)
+    context = question.context or whole(flags, "context-length") or question.checkpoint.context
+    vram = hybrid_vram(card, gpu_experts=experts, context=context, gpus=split)
     has = question.accelerator.memory_gib or 0.0
     if vram.low > has:
         reason = f"{vram.value:.0f} GiB per GPU are needed and {has:.0f} are there; lower --kt-num-gpu-experts"
         return Holding("does not start", reason, host=host, vram=vram)
     answer: Answer = "borderline" if host.verdict == "starts" and vram.high > has else host.verdict
     return Holding(answer, host.reason, host=host, vram=vram, changes=changes)
-
-
-__all__ = ["CannotPlan", "Holding", "Question", "SessionPlan", "plan_session"]

@@ -374,7 +374,7 @@ RULES: tuple[Rule, ...] = (
         "fp4-gpu",
         "warning",
         _nvfp4,
-        "vLLM 0.15.0 to 0.33.0, quantization/utils/marlin_utils_fp4.py; sizes: notes/seed-claims.md",
+        "vLLM 0.15.0 to 0.33.0, quantization/utils/marlin_utils_fp4.py; sizes: notes/claims.md",
         0,
     ),
     Rule(

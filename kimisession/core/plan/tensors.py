@@ -105,14 +105,13 @@ _LAYER = re.compile(r"(?<![\w.])(?:language_model\.)?(?:model\.)?layers\.(\d+)\.
 @dataclass(frozen=True, slots=True)
 class Census:
     """A checkpoint counted. `unplaced` are bytes of tensors whose names are not known; `drafting` those of layers behind
-    the last, which are loaded for drafting only. `expert_dtypes` and `attention_dtypes`: bytes by number format."""
+    the last, which are loaded for drafting only. `attention_dtypes`: their number formats."""
 
     components: Components
     unplaced: int
     drafting: int
     unplaced_names: tuple[str, ...]
-    expert_dtypes: dict[str, int]
-    attention_dtypes: dict[str, int]
+    attention_dtypes: frozenset[str]
 
     @property
     def total(self) -> int:
@@ -125,8 +124,7 @@ def census(tensors: Iterable[Tensor], layers: int) -> Census:
     sums = dict.fromkeys(Components.__dataclass_fields__, 0)
     unplaced, drafting = 0, 0
     names: list[str] = []
-    experts: dict[str, int] = {}
-    attention: dict[str, int] = {}
+    attention: set[str] = set()
     compiled = [(re.compile(pattern), kind) for pattern, kind in KINDS]
     for tensor in tensors:
         layer = _LAYER.search(tensor.name)
@@ -142,11 +140,9 @@ def census(tensors: Iterable[Tensor], layers: int) -> Census:
             names.append(tensor.name)
             continue
         sums[kind] += tensor.bytes
-        if kind == "routed_experts":
-            experts[tensor.dtype] = experts.get(tensor.dtype, 0) + tensor.bytes
-        elif kind.startswith("attention"):
-            attention[tensor.dtype] = attention.get(tensor.dtype, 0) + tensor.bytes
-    return Census(Components(**sums), unplaced, drafting, tuple(names[:5]), experts, attention)
+        if kind.startswith("attention"):
+            attention.add(tensor.dtype)
+    return Census(Components(**sums), unplaced, drafting, tuple(names[:5]), frozenset(attention))
 
 
 def counted_card(config: Mapping[str, Any], tensors: Iterable[Tensor], file_bytes: int, name: str) -> ModelCard:
@@ -165,8 +161,7 @@ def counted_card(config: Mapping[str, Any], tensors: Iterable[Tensor], file_byte
         formats = {"experts_format": "other", "shared_format": "other", "dense_format": "other"}
     found = census(tensors, card.layers)
     if formats:
-        plain = not any(dtype not in ("BF16", "F16", "F32") for dtype in found.attention_dtypes)
-        formats["attention_format"] = "bf16" if plain else "other"
+        formats["attention_format"] = "bf16" if found.attention_dtypes <= {"BF16", "F16", "F32"} else "other"
     told = [f"{found.unplaced:,} bytes in tensors of unknown names: {', '.join(found.unplaced_names)}"]
     return replace(
         card,

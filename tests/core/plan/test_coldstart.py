@@ -1,12 +1,14 @@
 """How long until the first completion: a path of phases, and one's own starts count more than others'."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from good_values import NOON, requested
 
 from kimisession.core.ledger import Event, LaunchRequested, PhaseBegan, PhaseEnded, Ready, Session, fold
+from kimisession.core.node_steps import ENGINE_PYTHON, setup_steps
 from kimisession.core.plan.coldstart import ENOUGH_SESSIONS, TABLE, cold_start, history_of, phase_seconds
 from kimisession.profile_file import load_profile
 
@@ -45,14 +47,33 @@ def test_a_bucket_at_the_measured_rate_takes_about_eight_minutes() -> None:
 def test_driver_and_stack_hide_behind_the_weights() -> None:
     plan = cold_start(K25, BYTES, infra="gcp")
     assert plan is not None
-    assert plan.total.value < plan.one_by_one_s
+    assert plan.total.value < sum(phase.seconds.value for phase in plan.phases)
     assert not {"driver", "stack", "preflight"} & set(plan.path)
 
 
-def test_small_weights_put_driver_and_stack_on_the_path() -> None:
+def test_small_weights_put_the_set_up_on_the_path() -> None:
     plan = cold_start(K25, 10**9, infra="gcp")
     assert plan is not None
-    assert plan.path[:4] == ("machine", "driver", "stack", "preflight")
+    assert plan.path[:3] == ("machine", "driver", "preflight")
+
+
+def test_phases_wait_for_what_the_machines_steps_wait_for() -> None:
+    """The set-up as `setup_steps` orders it, and what the plan says of it."""
+    steps = {step.name: set(step.after) for step in setup_steps(K25, "gcp", 8, ENGINE_PYTHON)}
+    table = {row.name: set(row.after) - {"machine"} for row in TABLE}
+    for name in ("driver", "stack", "preflight"):
+        assert table[name] == steps[name] & table.keys(), name
+
+
+def test_a_stream_takes_no_less_than_the_bucket_gives() -> None:
+    """Nobody measured it: neither quicker than a load from local disks nor than the bytes come out of the bucket."""
+    copied, streamed = (cold_start(replace(K25, load=load), BYTES, infra="gcp") for load in ("copy", "stream"))
+    assert copied is not None
+    assert streamed is not None
+    took = {phase.name: phase.seconds for phase in copied.phases}
+    (load,) = (phase.seconds for phase in streamed.phases if phase.name == "load")
+    assert load.value == max(took["load"].value, took["weights"].value)
+    assert "not measured" in load.ground
 
 
 def test_eager_captures_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Will it fit: the seeds' own numbers, the properties of the arithmetic, and the score on logged cases."""
+"""Will it fit: the write-ups' own numbers, the properties of the arithmetic, and the score on logged cases."""
 
 from __future__ import annotations
 
@@ -12,22 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimisession.core.catalog import ACCELERATORS
 from kimisession.core.plan.engine_memory import engine_of
-from kimisession.core.plan.fit import (
-    GIB,
-    CannotPlan,
-    Fit,
-    Setup,
+from kimisession.core.plan.fit import Fit, predict
+from kimisession.core.plan.gpus import GPUS, Gpu, gpu_named
+from kimisession.core.plan.kv import (
     cpu_kv_tokens,
-    estimated_max_len,
     kv_blocks,
     kv_bytes_per_token,
     needed_kv_bytes,
-    predict,
     printed_tokens,
     tokens_from_kv,
 )
-from kimisession.core.plan.gpus import GPUS, Gpu, gpu_named
+from kimisession.core.plan.setup import GIB, CannotPlan, Setup
 from kimisession.model_file import card_named
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +32,7 @@ TABLE = ROOT / "tests" / "fixtures" / "fit_cases.csv"
 
 K25 = card_named("Kimi-K2.5")
 THINKING = card_named("Kimi-K2-Thinking")
-SEED = Setup(engine_version="0.15.0", utilisation=0.95, max_num_seqs=64, max_model_len=8192, vision="data")
+WRITE_UP = Setup(engine_version="0.15.0", utilisation=0.95, max_num_seqs=64, max_model_len=8192, vision="data")
 
 
 def gpu(name: str) -> Gpu:
@@ -48,10 +45,10 @@ H100, H200 = gpu("H100-80GB"), gpu("H200")
 
 
 def fit(**changes: object) -> Fit:
-    return predict(K25, H100, replace(SEED, **changes))  # type: ignore[arg-type]
+    return predict(K25, H100, replace(WRITE_UP, **changes))  # type: ignore[arg-type]
 
 
-# --- the seeds' own numbers -----------------------------------------------------------------------------------------
+# --- the write-ups' own numbers -------------------------------------------------------------------------------------
 
 
 def test_k2_5_takes_the_72_gib_per_gpu_that_the_seed_logged() -> None:
@@ -67,7 +64,7 @@ def test_the_seeds_kv_of_0_64_gib_lies_in_our_interval() -> None:
 
 def test_0_64_gib_hold_the_9664_tokens_that_vllm_estimated() -> None:
     assert tokens_from_kv(0.64, 70_272, 64).value == 9664
-    assert estimated_max_len(int(0.635 * GIB), 70_272, 64) == 9664
+    assert printed_tokens(kv_blocks(int(0.635 * GIB), 70_272, 64), 64) == 9664
 
 
 def test_the_default_utilisation_is_refused_and_the_reason_names_the_flag() -> None:
@@ -86,7 +83,7 @@ def test_k2_thinking_on_0_86_gib_serves_12k_and_not_32k() -> None:
     per_token = kv_bytes_per_token(THINKING)
     have = int(0.86 * GIB)
     assert needed_kv_bytes(12_288, per_token, 64) <= have < needed_kv_bytes(32_768, per_token, 64)
-    assert 13_000 < estimated_max_len(have, per_token, 64) < 13_200
+    assert 13_000 < printed_tokens(kv_blocks(have, per_token, 64), 64) < 13_200
 
 
 def test_the_default_of_1024_sequences_is_named_as_the_cause() -> None:
@@ -148,22 +145,22 @@ def test_r1_in_fp8_pays_for_its_bf16_copies_of_kv_b() -> None:
 
 
 def test_fp8_kv_with_decode_context_parallel_is_refused_where_vllm_asserts_against_it() -> None:
-    refused = predict(K25, H200, replace(SEED, dcp=8, kv_dtype="fp8"))
+    refused = predict(K25, H200, replace(WRITE_UP, dcp=8, kv_dtype="fp8"))
     assert refused.verdict == "does not start"
     assert "--kv-cache-dtype" in refused.reason
-    assert predict(K25, H200, replace(SEED, dcp=8, kv_dtype="fp8", engine_version="0.33.0")).verdict == "starts"
+    assert predict(K25, H200, replace(WRITE_UP, dcp=8, kv_dtype="fp8", engine_version="0.33.0")).verdict == "starts"
 
 
 def test_fp8_kv_with_decode_context_parallel_is_no_promise_where_nobody_read_the_source() -> None:
     both = {"dcp": 8, "kv_dtype": "fp8", "max_model_len": 8192}
     assert fit(**both, engine_version="0.26.0").verdict == "borderline"
-    assert predict(K25, H200, replace(SEED, **both, engine_version="0.33.0")).verdict == "starts"  # type: ignore[arg-type]
+    assert predict(K25, H200, replace(WRITE_UP, **both, engine_version="0.33.0")).verdict == "starts"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["0.15.0", "0.20.0", "0.26.0"])
 def test_a_budget_of_all_memory_is_refused_with_graphs_and_without(version: str) -> None:
     for eager in (True, False):
-        whole = predict(K25, H200, replace(SEED, engine_version=version, utilisation=1.0, eager=eager))
+        whole = predict(K25, H200, replace(WRITE_UP, engine_version=version, utilisation=1.0, eager=eager))
         assert whole.verdict == "does not start"
         assert "--gpu-memory-utilization" in whole.reason
 
@@ -175,7 +172,7 @@ def test_a_budget_that_leaves_less_than_context_and_nccl_take_is_no_promise() ->
 
 @pytest.mark.parametrize("name", ["A100-80GB", "B200", "B300", "RTX PRO 6000", "MI300X"])
 def test_a_gpu_that_no_log_is_about_is_not_called_calibrated(name: str) -> None:
-    other = predict(K25, gpu(name), SEED)
+    other = predict(K25, gpu(name), WRITE_UP)
     assert not other.calibrated
     assert "no log of such a GPU" in other.kv_gib_per_gpu.ground
 
@@ -214,22 +211,20 @@ def test_each_version_has_its_own_defaults(version: str, utilisation: float, bat
 
 
 @pytest.mark.parametrize(
-    ("text", "version", "fork", "v2"),
+    ("text", "version", "fork"),
     [
-        ("0.15.0", (0, 15), False, False),
-        ("0.11.1rc6.dev211 (nightly docker)", (0, 11), False, False),
-        ("nightly ~0.15/0.16 + PR34597/34795", (0, 15), False, False),
-        ("0.20.2+glmkimi.v5 fork (V2 runner)", (0, 20), True, True),
-        ("fork cu130-mtp-tuned-v3-20260423", None, True, False),
-        ("unknown", None, False, False),
-        ("", None, False, False),
+        ("0.15.0", (0, 15), False),
+        ("0.11.1rc6.dev211 (nightly docker)", (0, 11), False),
+        ("nightly ~0.15/0.16 + PR34597/34795", (0, 15), False),
+        ("0.20.2+glmkimi.v5 fork (V2 runner)", (0, 20), True),
+        ("fork cu130-mtp-tuned-v3-20260423", None, True),
+        ("unknown", None, False),
+        ("", None, False),
     ],
 )
-def test_versions_are_read_as_people_write_them(
-    text: str, version: tuple[int, int] | None, fork: bool, v2: bool
-) -> None:
+def test_versions_are_read_as_people_write_them(text: str, version: tuple[int, int] | None, fork: bool) -> None:
     engine = engine_of(text)
-    assert (engine.version, engine.is_fork, engine.is_v2_runner) == (version, fork, v2)
+    assert (engine.version, engine.is_fork) == (version, fork)
 
 
 # --- what it says ---------------------------------------------------------------------------------------------------
@@ -275,6 +270,11 @@ def test_every_gpu_of_the_table_is_found_by_its_own_name() -> None:
     assert gpu_named("a toaster") is None
 
 
+def test_what_gpus_takes_has_the_memory_that_the_plan_calculates_with() -> None:
+    known = {a.name: a.memory_gib for a in ACCELERATORS if a.memory_gib is not None}
+    assert known == {name: gpu(name).total_gib for name in known}
+
+
 # --- properties -----------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +300,7 @@ def test_more_sequences_or_batch_never_leave_more_kv(seqs: int, batch: int) -> N
     dcp=st.sampled_from([1, 2, 4, 8]),
 )
 def test_the_estimated_length_is_the_longest_that_fits(kv: int, per_token: int, block: int, dcp: int) -> None:
-    longest = estimated_max_len(kv, per_token, block, dcp)
+    longest = printed_tokens(kv_blocks(kv, per_token, block), block, dcp)
     if longest:
         assert needed_kv_bytes(longest, per_token, block, dcp) <= kv
     assert needed_kv_bytes(longest + 1, per_token, block, dcp) > kv

@@ -1,21 +1,26 @@
 """vLLM 0.26.0 on real H200s with K2.5 cut to few layers (dummy weights, own runs of 2026-11-20 and 21): the count holds.
 
 The first eight rows are what the few numbers in it were taken from, the next three were foretold before they were run
-(benchmarks/h200_fit.py), and the last five were run on four GPUs meanwhile and not looked at when it was written.
+(benchmarks/h200_fit.py), the next five were run on four GPUs meanwhile and not looked at when it was written, and the last three
+are one rank of eight on one GPU (notes/eight-gpus.md).
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kimisession.core.plan.fit import predict, token_bytes, tokens_from_kv
+from kimisession.core.plan.fit import predict
 from kimisession.core.plan.gpus import gpu_named
+from kimisession.core.plan.kv import token_bytes, tokens_from_kv
 from kimisession.core.plan.models import ModelCard
 from kimisession.core.plan.setup import Setup
-from kimisession.model_file import card_named
+from kimisession.model_file import card_from_folder, card_named
+from kimisession.rehearsal.dummy_kimi import make_dummy_kimi
 
 H200 = gpu_named("H200")
 BASE = Setup(engine_version="0.26.0", vision="text-only", max_num_seqs=64, utilisation=0.90, max_model_len=65536)
@@ -31,6 +36,7 @@ class Log:
     weights: float
     kv: float
     tokens: int
+    rank_of: int = 1
 
 
 ONE = {"tp": 1, "utilisation": 0.92, "max_model_len": 8192}
@@ -56,10 +62,17 @@ LOGS = (
     Log("4x, 31 layers, FP8 KV", 31, {**FOUR, "kv_dtype": "fp8"}, 70.71, 52.05, 3_129_984),
     Log("4x, 31 layers, EP", 31, {**FOUR, "ep": True}, 70.72, 52.04, 1_564_592),
     Log("4x, 31 layers, an H100's budget", 31, {**FOUR, "dcp": 4, "utilisation": 0.538}, 70.71, 1.05, 126_272),
+    Log("a rank of eight", 61, {"tp": 1}, 71.1, 51.42, 785_680, rank_of=8),
+    Log("a rank of eight, FP8 KV", 61, {"tp": 1, "kv_dtype": "fp8"}, 71.1, 51.42, 1_571_328, rank_of=8),
+    Log("a rank of eight, an H100's budget", 61, {**ONE, "utilisation": 0.538}, 71.1, 0.81, 12_400, rank_of=8),
 )
 
 
 def setting(log: Log) -> tuple[ModelCard, Setup]:
+    if log.rank_of > 1:
+        with tempfile.TemporaryDirectory() as folder:
+            make_dummy_kimi(Path(folder), log.layers, log.rank_of)
+            return card_from_folder(Path(folder)), replace(BASE, **log.changes)
     card = card_named("moonshotai/Kimi-K2.5")
     return replace(card, layers=log.layers, vision=None, checkpoint_bytes=None), replace(BASE, **log.changes)
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kimisession.core.plan.flags import check_flags
 from kimisession.core.plan.serve_script import NoServeCommand, parse_script
-from kimisession.flag_file import known_flags, refused_flags
+from kimisession.flag_file import known_flags
 
 SCRIPT = (Path(__file__).parents[2] / "fixtures/scripts/serve_h200.sh").read_text(encoding="utf-8")
 
@@ -27,8 +28,9 @@ def test_the_guides_script_is_read_with_its_variables_put_in() -> None:
 
 
 def test_exactly_the_guides_three_flags_are_refused() -> None:
-    script = parse_script(SCRIPT, known_flags("vllm", "0.19.1"))
-    refused = refused_flags("vllm", "0.19.1", script.flags)
+    table = known_flags("vllm", "0.19.1")
+    assert table is not None
+    refused = check_flags(table, parse_script(SCRIPT, table).flags)
     assert [r.flag for r in refused] == ["--swap-space", "--skip-non-local-expert-weights", "--quantization-param-path"]
     assert [r.replacement for r in refused] == ["--kv-offloading-size", "--enable-ep-weight-filter", ""]
 

@@ -25,7 +25,7 @@ def test_two_hours_of_8xh100_spot_are_52_dollars() -> None:
 
 @pytest.mark.parametrize(("usd", "tokens"), [("20", 1_666_667), ("26", 2_166_667)])
 def test_the_break_even_follows_from_its_inputs(usd: str, tokens: int) -> None:
-    """The write-up prints 1.68M and 2.13M for these prices: see notes/seed-claims.md."""
+    """The write-up prints 1.68M and 2.13M for these prices: see notes/claims.md."""
     assert cost(usd).break_even_tokens_per_hour == tokens
 
 

@@ -1,15 +1,29 @@
 """What does not go together is told before it is paid for, and what does becomes a lock without invented values."""
 
+import re
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kimisession.core.catalog import parse_accelerators
-from kimisession.core.plan.stack import BUILDS, RULES, Case, Contradiction, Lock, examine, oldest_driver, resolve
+from kimisession.core.plan.stack import (
+    BUILDS,
+    DRIVERS,
+    RULES,
+    Case,
+    Contradiction,
+    Lock,
+    examine,
+    oldest_driver,
+    resolve,
+    written,
+)
 from kimisession.flag_file import known_flags
 from kimisession.model_file import card_named
+from kimisession.node.preflight_ptx import OF_DRIVER
 from kimisession.profile_file import load_profile, profile_files
 
 
@@ -122,3 +136,12 @@ def test_a_lock_is_toml_with_the_wheels_own_hash_and_every_flag() -> None:
     assert read["engine"]["argv"][:2] == ["--tensor-parallel-size", "8"]
     assert read["software"]["torch"] == "2.9.1"
     assert read["weights"]["bytes"] == 595147639776
+
+
+def test_plan_preflight_and_stack_hook_know_the_same_of_every_driver() -> None:
+    hook = (Path(__file__).parents[3] / "scripts/hooks/stack.sh").read_text(encoding="utf-8")
+    rows = re.search(r"for row in ((?:\d+:[\d.]+ ?)+); do", hook)
+    assert rows is not None
+    served = {branch: written(cuda) for branch, cuda, _ in DRIVERS}
+    assert all(served[int(branch)] == cuda for branch, cuda in (row.split(":") for row in rows[1].split()))
+    assert [(branch, written(ptx)) for branch, _, ptx in DRIVERS] == [*OF_DRIVER]

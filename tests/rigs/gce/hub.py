@@ -6,8 +6,8 @@ python -m tests.rigs.gce.hub FOLDER PORT TOKEN BYTES_PER_S
 import sys
 from pathlib import Path
 
+from tests.weights.hub_server import HubServer
 from tests.weights.making import weights_folder
-from tests.weights.servers import HubServer
 
 
 def main(folder: str, port: str, token: str, bytes_per_s: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.rigs.gce.bounds import PATIENCE
 from tests.rigs.gce.world.rig import PYTHON, World, wait_for
-from tests.weights.servers import COMMIT
+from tests.weights.hub_server import COMMIT
 
 pytestmark = pytest.mark.skipif(not os.environ.get("KIMISESSION_RIG_ALL"), reason="make test-gce ALL=1")
 

@@ -3,7 +3,7 @@
 import json
 import ssl
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout: ClassVar[float] = 900
+    clock: ClassVar[Callable[[], float]]
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The Date of an answer, by the emulator's own clock."""
+        return super().date_time_string(int(type(self).clock() if timestamp is None else timestamp))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the emulator keeps its own list of calls."""
@@ -136,6 +141,8 @@ class Servers:
     def _serve(
         self, address: Address, handler: type[_Handler], certificate: Path | None = None, key: Path | None = None
     ) -> int:
+        state = self._emulator.state
+        handler.clock = lambda: float(state.clock())  # tests move it later
         server = _Server(address, handler)
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

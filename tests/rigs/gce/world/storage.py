@@ -7,7 +7,7 @@ import ssl
 import sys
 from pathlib import Path
 
-from tests.weights.servers import GcsServer
+from tests.weights.gcs_server import GcsServer
 
 
 def main(folder: str, cert: str, key: str) -> None:
