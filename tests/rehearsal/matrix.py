@@ -326,7 +326,7 @@ class _Play:
         self._check_layer()
         self._check_receipt()
         following = self.start if self.start.poll() not in (0, -9) and "command" not in self.victims else None
-        if following is not None and following.returncode != 6:
+        if following is not None and following.returncode != (124 if cell.reason == "never-ready" else 6):
             self.problem(f"`start` exited with {following.returncode}: {stage.told(following)[-200:]}")
         for orphan in stage.root.glob("state/machines/*/run/engine.log"):
             self._check_orphan(orphan)

@@ -290,8 +290,9 @@ class _Play:
             self.problem(f"reason {self.outcome.reason}")
         if self.outcome.layer not in cell.layer.split("|"):
             self.problem(f"ended by {self.outcome.layer}")
-        # 6: the engine failed; 1: a person stopped what was starting.
-        wanted = 0 if cell.phase.startswith("ready") else 1 if cell.how == "stop" else 6
+        # 6: the engine failed; 124: it did not get ready in time; 1: a person stopped what was starting.
+        failed = 124 if cell.reason == "never-ready" else 6
+        wanted = 0 if cell.phase.startswith("ready") else 1 if cell.how == "stop" else failed
         if self.start.returncode != wanted:
             self.problem(f"`start` exited with {self.start.returncode}: {stage.told(self.start)[-200:]}")
         if stage.litter():
