@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -46,15 +47,27 @@ def wait_for(what: Callable[[], Any], within_s: float = 30) -> Any:
     return answer
 
 
+DRAWN: set[int] = set()
+
+
+def a_port() -> int:
+    """One that no other machine here has, and that the kernel gives to nobody meanwhile: below those that it gives away itself."""
+    while True:
+        port = random.randint(20000, 32000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            if port not in DRAWN:
+                DRAWN.add(port)
+                return port
+
+
 class Machine:
     """A machine folder with its job."""
 
     def __init__(self, folder: Path, model: Path, flags: dict[str, Any], changes: dict[str, Any]) -> None:
         """`changes`: limits, `steps`, and `in_the_way`, a folder where a file is wanted."""
         self.folder = folder = folder.with_name(an_id(folder.name))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = a_port()
         profile = replace(PROFILE, load="in-place")
         chosen = choices(infra="local", bucket_url=f"file://{model}", port=self.port, sets={**FLAGS, **flags})
         spec = launch_spec(make_quote(profile, chosen, datetime.now(UTC)), folder.name, "me")
