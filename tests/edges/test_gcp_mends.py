@@ -259,6 +259,7 @@ def test_a_machine_that_was_taken_back_as_it_came_up_is_no_other_projects(tmp_pa
 
     there.sdk.launches = taken
     there.start()
+    assert there.session().reason != "launch-failed"
     there.store.close()
 
 
